@@ -1,0 +1,90 @@
+"""The tensors of one layer's cache, and the batch of sequences that an operation works on."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.format import FloatType, UnsupportedError
+from kvplan_kernels.layout import KVLayout
+
+TORCH_FLOAT: Final = {FloatType.BF16: torch.bfloat16, FloatType.FP16: torch.float16}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerCache:
+    """One layer's pages, residuals and sinks.
+
+    Attributes:
+        layout: What the bytes mean.
+        pages: uint8 [blocks, page_bytes].
+        ring: uint8 [slots, ring_bytes].
+        sinks: uint8 [slots, sink_bytes].
+    """
+
+    layout: KVLayout
+    pages: Tensor
+    ring: Tensor
+    sinks: Tensor
+
+    @classmethod
+    def allocate(cls, layout: KVLayout, *, blocks: int, slots: int, device: str = "cpu") -> "LayerCache":
+        """Return a zeroed cache of *blocks* pages for *slots* sequences."""
+        return cls(
+            layout=layout,
+            pages=torch.zeros(blocks, layout.page_bytes, dtype=torch.uint8, device=device),
+            ring=torch.zeros(slots, layout.ring_bytes, dtype=torch.uint8, device=device),
+            sinks=torch.zeros(slots, layout.sink_bytes, dtype=torch.uint8, device=device),
+        )
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the three tensors."""
+        return self.pages.nbytes + self.ring.nbytes + self.sinks.nbytes
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """The sequences of one call.
+
+    Attributes:
+        block_tables: int32 [batch, blocks]: the pages of each sequence, in order.
+        slots: int32 [batch]: the row of each sequence in ring and sinks.
+        lengths: int32 [batch]: tokens held, before an append and at a decode.
+    """
+
+    block_tables: Tensor
+    slots: Tensor
+    lengths: Tensor
+
+    def __post_init__(self) -> None:
+        """Refuse tensors that the kernels would misread."""
+        batch = self.lengths.numel()
+        for name, tensor, shape in (
+            ("block_tables", self.block_tables, (batch, self.block_tables.shape[-1])),
+            ("slots", self.slots, (batch,)),
+            ("lengths", self.lengths, (batch,)),
+        ):
+            if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape or not tensor.is_contiguous():
+                raise UnsupportedError(f"{name}: contiguous int32 {list(shape)} is needed, got {tensor.dtype} "
+                                       f"{list(tensor.shape)}")
+
+    def after(self, counts: Tensor) -> "Batch":
+        """Return the same sequences with *counts*, int32 [batch], more tokens held."""
+        return Batch(block_tables=self.block_tables, slots=self.slots, lengths=self.lengths + counts)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionOptions:
+    """What a model's attention does beside softmax of scaled scores.
+
+    Attributes:
+        scale: Factor on the scores.
+        window: A query at position p attends to positions above p - window; None attends to all before it.
+        softcap: Scores become softcap * tanh(score / softcap); None leaves them.
+    """
+
+    scale: float
+    window: int | None = None
+    softcap: float | None = None

@@ -1,0 +1,221 @@
+"""How keys and values are stored: bits, grouping, residual, sinks, and the names of formats.
+
+Standard library only. A name that `parse` accepts and the name of the format it returns give the same format.
+"""
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+KEY_VALUE_BITS: Final = (8, 4, 2)
+TOKEN_GROUPS: Final = (32, 64, 128)
+METADATA_BITS: Final = 32
+"""One fp16 scale and one fp16 minimum per group."""
+
+
+class UnsupportedError(ValueError):
+    """A format, layout or call that no kernel here takes; the message is the reason and the mend."""
+
+
+class Axis(StrEnum):
+    """Which elements share a scale: channels of one token, or tokens of one channel."""
+
+    TOKEN = "token"
+    CHANNEL = "channel"
+
+
+class FloatType(StrEnum):
+    """The 16-bit types in which unquantized keys and values are held."""
+
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+
+class ResidualRule(StrEnum):
+    """When tokens leave the 16-bit residual: by whole groups for K and V alike, or as KIVI's authors do."""
+
+    GROUP = "group"
+    KIVI_PAPER = "kivi-paper"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TensorFormat:
+    """How one of K and V is stored.
+
+    Attributes:
+        bits: Bits of one element's code; 16 stores the value itself.
+        axis: Per token (channels share a scale) or per channel (tokens do).
+        group_size: Elements that share one scale and one minimum; None is the whole head.
+    """
+
+    bits: int
+    axis: Axis = Axis.TOKEN
+    group_size: int | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether elements are codes and not 16-bit values."""
+        return self.bits < 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Flush:
+    """When one tensor's 16-bit tokens are quantized: *quantum* at a time, once *keep* + *quantum* are held."""
+
+    keep_tokens: int
+    quantum_tokens: int
+
+    @property
+    def held_tokens_max(self) -> int:
+        """The most 16-bit tokens held after an append.
+
+        >>> Flush(keep_tokens=128, quantum_tokens=64).held_tokens_max
+        191
+        """
+        return self.keep_tokens + self.quantum_tokens - 1
+
+    def quantized_tokens(self, tokens: int) -> int:
+        """Return how many of *tokens*, the oldest, are quantized.
+
+        >>> Flush(keep_tokens=128, quantum_tokens=64).quantized_tokens(200)
+        64
+        """
+        return max(0, tokens - self.keep_tokens) // self.quantum_tokens * self.quantum_tokens
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheFormat:
+    """How a layer's keys and values are stored.
+
+    Attributes:
+        key: How K is stored.
+        value: How V is stored.
+        residual_tokens: Newest tokens kept in 16 bits (R).
+        sink_tokens: First tokens kept in 16 bits (S).
+        rule: When tokens leave the residual.
+        float_type: The 16-bit type of an unquantized format; None where the model's own type is taken.
+    """
+
+    key: TensorFormat
+    value: TensorFormat
+    residual_tokens: int = 0
+    sink_tokens: int = 0
+    rule: ResidualRule = ResidualRule.GROUP
+    float_type: FloatType | None = None
+
+    @property
+    def quantized(self) -> bool:
+        """Whether anything is stored in fewer than 16 bits."""
+        return self.key.quantized or self.value.quantized
+
+    @property
+    def key_flush(self) -> Flush:
+        """When keys leave the residual."""
+        if self.rule is ResidualRule.KIVI_PAPER:
+            return Flush(keep_tokens=0, quantum_tokens=self.residual_tokens)
+        return Flush(keep_tokens=self.residual_tokens, quantum_tokens=self._quantum)
+
+    @property
+    def value_flush(self) -> Flush:
+        """When values leave the residual."""
+        if self.rule is ResidualRule.KIVI_PAPER:
+            return Flush(keep_tokens=self.residual_tokens, quantum_tokens=1)
+        return Flush(keep_tokens=self.residual_tokens, quantum_tokens=self._quantum)
+
+    @property
+    def _quantum(self) -> int:
+        if self.key.axis is Axis.CHANNEL and self.key.group_size is not None:
+            return self.key.group_size
+        return 1
+
+    @property
+    def name(self) -> str:
+        """The format's canonical name.
+
+        >>> parse("k8v8").name
+        'int8'
+        """
+        return _format_name(self)
+
+    def __str__(self) -> str:
+        """Return the name."""
+        return self.name
+
+
+def _unquantized(float_type: FloatType) -> CacheFormat:
+    whole = TensorFormat(bits=16)
+    return CacheFormat(key=whole, value=whole, float_type=float_type)
+
+
+_UNQUANTIZED: Final = {str(t): _unquantized(t) for t in FloatType}
+_ALIASES: Final = {
+    "int8": "k8v8",
+    "int4": "k4v4",
+    "int2": "k2v2",
+    "kivi-paper": "kivi-paper-k2v2-g32-r128",  # KIVI's published settings: arXiv 2402.02750
+}
+_GRAMMAR: Final = re.compile(
+    r"(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)"
+    r"(?:-g(?P<group>\d+))?(?:-r(?P<residual>\d+))?(?:-s(?P<sinks>\d+))?"
+)
+_LATER: Final = ("had-", "fp8", "nvfp4", "llama.cpp:", "vllm:")
+_HINT: Final = "use bf16, fp16, int8, int4, int2 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
+
+
+def parse(name: str) -> CacheFormat:
+    """Return the format that *name* stands for.
+
+    Raises:
+        UnsupportedError: The name is unknown, or no kernel here stores such a format.
+
+    >>> parse("kivi-k4v2-g64-r128").key
+    TensorFormat(bits=4, axis=<Axis.CHANNEL: 'channel'>, group_size=64)
+    """
+    if name in _UNQUANTIZED:
+        return _UNQUANTIZED[name]
+    head, dash, tail = name.partition("-")
+    expanded = _ALIASES.get(name) or (_ALIASES[head] + dash + tail if head in _ALIASES else name)
+    match = _GRAMMAR.fullmatch(expanded)
+    if match is None:
+        if name.startswith(_LATER):
+            raise UnsupportedError(f"format {name!r} has no kernel here; {_HINT}")
+        raise UnsupportedError(f"unknown format {name!r}; {_HINT}")
+    return _build(name, match)
+
+
+def _build(name: str, match: re.Match[str]) -> CacheFormat:
+    key_bits, value_bits = int(match["key"]), int(match["value"])
+    group = int(match["group"]) if match["group"] else None
+    residual, sinks = int(match["residual"] or 0), int(match["sinks"] or 0)
+    for label, bits in (("K", key_bits), ("V", value_bits)):
+        if bits not in KEY_VALUE_BITS:
+            raise UnsupportedError(f"format {name!r}: {label} has {bits} bits; 8, 4 and 2 have kernels")
+    if group is not None and group not in TOKEN_GROUPS:
+        raise UnsupportedError(f"format {name!r}: group size {group}; 32, 64, 128 or none (the whole head)")
+    family = match["family"]
+    if family and group is None:
+        raise UnsupportedError(f"format {name!r}: KIVI needs a group size, as in {name}-g64")
+    paper = family == "kivi-paper-"
+    if paper and (residual == 0 or group is None or residual % group):
+        raise UnsupportedError(f"format {name!r}: kivi-paper needs a residual that is a multiple of the group size")
+    return CacheFormat(
+        key=TensorFormat(bits=key_bits, axis=Axis.CHANNEL if family else Axis.TOKEN, group_size=group),
+        value=TensorFormat(bits=value_bits, group_size=group),
+        residual_tokens=residual,
+        sink_tokens=sinks,
+        rule=ResidualRule.KIVI_PAPER if paper else ResidualRule.GROUP,
+    )
+
+
+def _format_name(form: CacheFormat) -> str:
+    if form.float_type is not None:
+        return str(form.float_type)
+    family = ""
+    if form.key.axis is Axis.CHANNEL:
+        family = "kivi-paper-" if form.rule is ResidualRule.KIVI_PAPER else "kivi-"
+    name = f"{family}k{form.key.bits}v{form.value.bits}"
+    name += f"-g{form.value.group_size}" if form.value.group_size else ""
+    name += f"-r{form.residual_tokens}" if form.residual_tokens else ""
+    name += f"-s{form.sink_tokens}" if form.sink_tokens else ""
+    return {expanded: alias for alias, expanded in _ALIASES.items()}.get(name, name)

@@ -1,0 +1,205 @@
+"""Where codes, scales, minima and 16-bit tokens lie: the one layout that byte counts and kernels obey.
+
+Standard library only. Three buffers hold one layer's cache:
+
+* *pages*, uint8 [blocks, page_bytes]: quantized tokens (all tokens of an unquantized format), `block_tokens` to a page;
+* *ring*, uint8 [slots, ring_bytes]: the 16-bit residual of each sequence;
+* *sinks*, uint8 [slots, sink_bytes]: the first S tokens of each sequence, in 16 bits.
+
+A page is [kv_heads] slabs. A slab is the sections of `KVLayout.sections`, in order. Token index inside pages and ring
+counts from the first token after the sinks. All integers are little-endian 32-bit words that hold n = 32 / bits codes:
+element e = 4k + j of a word sits at bit 8j + bits * k, so `(word >> bits * k) & mask` leaves four codes, one to a
+byte, in order: what a four-way byte dot product takes. A 16-bit word holds elements 0 (low half) and 1 (high half).
+
+* K codes: uint32 [block_tokens / 16, ceil(head_dim / n), 16]: lane l is token l of a run of 16, the word's elements
+  are n consecutive channels. Channels past head_dim are zero codes.
+* V codes: uint32 [block_tokens / n, head_dim]: the word's elements are n consecutive tokens of one channel.
+* per-token scale and minimum: fp16 [ceil(head_dim / group_size), block_tokens];
+* per-channel scale and minimum (K): fp16 [block_tokens / group_size, head_dim].
+
+Ring and sinks use the 16-bit K and V sections with their own capacity, per head: K then V. Token p (counted after the
+sinks) of the ring lies at slot p mod capacity of that tensor's ring.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from typing import Final
+
+from kvplan_kernels.format import METADATA_BITS, Axis, CacheFormat, Flush, FloatType, TensorFormat, UnsupportedError
+
+LANES: Final = 16
+WORD_BITS: Final = 32
+SLAB_ALIGN_BYTES: Final = 64
+HEAD_DIM_MIN: Final = 32
+HEAD_DIM_MAX: Final = 256
+BLOCK_TOKENS_MAX: Final = 256
+BLOCK_TABLE_ENTRY_BYTES: Final = 4
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Return the quotient, rounded up."""
+    return -(-numerator // denominator)
+
+
+def round_up(value: int, multiple: int) -> int:
+    """Return the least multiple of *multiple* that is not under *value*."""
+    return ceil_div(value, multiple) * multiple
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One array inside a head's slab.
+
+    Attributes:
+        name: k_codes, k_scale, k_min, v_codes, v_scale or v_min.
+        offset_bytes: From the start of the slab.
+        item_bytes: 4 for words, 2 for fp16.
+        shape: Items along each axis.
+    """
+
+    name: str
+    offset_bytes: int
+    item_bytes: int
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """The section's bytes."""
+        return self.item_bytes * prod(self.shape)
+
+
+@dataclass(frozen=True, kw_only=True)
+class KVLayout:
+    """The layout of one layer's cache.
+
+    Raises:
+        UnsupportedError: No kernel takes this combination; the message says why.
+    """
+
+    format: CacheFormat
+    kv_heads: int
+    head_dim: int
+    block_tokens: int
+    float_type: FloatType = FloatType.BF16
+
+    def __post_init__(self) -> None:
+        """Refuse what the kernels cannot lay out."""
+        if not HEAD_DIM_MIN <= self.head_dim <= HEAD_DIM_MAX or self.head_dim % 8:
+            raise UnsupportedError(f"head size {self.head_dim}: the kernels take 32 to 256 in steps of 8")
+        if self.kv_heads < 1:
+            raise UnsupportedError(f"{self.kv_heads} KV heads: there must be at least one")
+        if not LANES <= self.block_tokens <= BLOCK_TOKENS_MAX or self.block_tokens % LANES:
+            raise UnsupportedError(f"block size {self.block_tokens}: 16 to 256 tokens in steps of 16")
+        group = self.format.key.group_size
+        if self.format.key.axis is Axis.CHANNEL and group is not None and self.block_tokens % group:
+            raise UnsupportedError(
+                f"block size {self.block_tokens} is no multiple of the group size {group}, and {self.format} shares a "
+                f"scale over {group} tokens of a channel; use block size {round_up(self.block_tokens, group)}"
+            )
+        if self.format.float_type not in (None, self.float_type):
+            raise UnsupportedError(f"format {self.format} holds {self.format.float_type}, the cache {self.float_type}")
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        """The arrays of one KV head in one page, in order."""
+        found: list[Section] = []
+        for prefix, tensor in (("k", self.format.key), ("v", self.format.value)):
+            offset = found[-1].offset_bytes + found[-1].nbytes if found else 0
+            codes = Section(f"{prefix}_codes", offset, 4, self._codes_shape(prefix, tensor.bits, self.block_tokens))
+            found.append(codes)
+            if tensor.quantized:
+                shape = self._metadata_shape(tensor)
+                scale = Section(f"{prefix}_scale", offset + codes.nbytes, 2, shape)
+                found.append(scale)
+                found.append(Section(f"{prefix}_min", scale.offset_bytes + scale.nbytes, 2, shape))
+        return tuple(found)
+
+    def section(self, name: str) -> Section:
+        """Return the section called *name*; KeyError where the format has none."""
+        for section in self.sections:
+            if section.name == name:
+                return section
+        raise KeyError(name)
+
+    def _codes_shape(self, prefix: str, bits: int, tokens: int) -> tuple[int, ...]:
+        per_word = WORD_BITS // bits
+        if prefix == "k":
+            return (tokens // LANES, ceil_div(self.head_dim, per_word), LANES)
+        return (tokens // per_word, self.head_dim)
+
+    def _metadata_shape(self, tensor: TensorFormat) -> tuple[int, int]:
+        group = tensor.group_size or self.head_dim
+        if tensor.axis is Axis.CHANNEL:
+            return (self.block_tokens // group, self.head_dim)
+        return (ceil_div(self.head_dim, group), self.block_tokens)
+
+    @cached_property
+    def slab_bytes(self) -> int:
+        """Bytes of one KV head in one page, with the padding to a cache line."""
+        last = self.sections[-1]
+        return round_up(last.offset_bytes + last.nbytes, SLAB_ALIGN_BYTES)
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page of one layer."""
+        return self.kv_heads * self.slab_bytes
+
+    @property
+    def key_ring_tokens(self) -> int:
+        """Tokens that the ring of K holds; 0 where tokens go straight to pages."""
+        return self._ring_tokens(self.format.key, self.format.key_flush)
+
+    @property
+    def value_ring_tokens(self) -> int:
+        """Tokens that the ring of V holds; 0 where tokens go straight to pages."""
+        return self._ring_tokens(self.format.value, self.format.value_flush)
+
+    def _ring_tokens(self, tensor: TensorFormat, flush: Flush) -> int:
+        return round_up(flush.held_tokens_max, LANES) if tensor.quantized else 0
+
+    @property
+    def sink_capacity_tokens(self) -> int:
+        """Tokens that the sink buffer holds: the sinks, rounded up to a run of lanes."""
+        return round_up(self.format.sink_tokens, LANES)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Bytes of one sequence's residual in one layer."""
+        return self.kv_heads * self.head_dim * 2 * (self.key_ring_tokens + self.value_ring_tokens)
+
+    @property
+    def sink_bytes(self) -> int:
+        """Bytes of one sequence's sinks in one layer."""
+        return self.kv_heads * self.head_dim * 2 * 2 * self.sink_capacity_tokens
+
+    def quantized_tokens(self, tokens: int) -> tuple[int, int]:
+        """Return how many tokens of K and of V lie in pages when *tokens* are held, sinks not counted."""
+        paged = max(0, tokens - self.format.sink_tokens)
+        key = self.format.key_flush.quantized_tokens(paged) if self.format.key.quantized else paged
+        value = self.format.value_flush.quantized_tokens(paged) if self.format.value.quantized else paged
+        return key, value
+
+    def blocks(self, tokens: int) -> int:
+        """Return the pages that a sequence of *tokens* needs in a layer."""
+        return ceil_div(max(self.quantized_tokens(tokens)), self.block_tokens)
+
+    def sequence_bytes(self, tokens: int) -> int:
+        """Return the bytes allocated to a sequence of *tokens* in one layer: pages, residual and sinks."""
+        return self.blocks(tokens) * self.page_bytes + self.ring_bytes + self.sink_bytes
+
+    def logical_bytes(self, tokens: int) -> float:
+        """Return the bytes of geometry times format for *tokens* in one layer: no rounding, no spare capacity.
+
+        Exact; a fraction where groups share bytes. It is also what one decode step has to read.
+        """
+        key, value = self.quantized_tokens(tokens)
+        stored = self._token_bytes(self.format.key) * key + self._token_bytes(self.format.value) * value
+        return self.kv_heads * (stored + 2 * self.head_dim * (2 * tokens - key - value))
+
+    def _token_bytes(self, tensor: TensorFormat) -> float:
+        if not tensor.quantized:
+            return 2 * self.head_dim
+        group = tensor.group_size or self.head_dim
+        groups = self.head_dim / group if tensor.axis is Axis.CHANNEL else ceil_div(self.head_dim, group)
+        return (self.head_dim * tensor.bits + groups * METADATA_BITS) / 8

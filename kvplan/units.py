@@ -1,0 +1,86 @@
+"""Bytes, times and shares as people write them. Imports nothing of kvplan but its errors."""
+
+import re
+from typing import Final
+
+from kvplan.errors import InputError
+
+_BYTES: Final = {
+    "B": 1,
+    "kB": 10**3,
+    "KB": 10**3,
+    "MB": 10**6,
+    "GB": 10**9,
+    "TB": 10**12,
+    "KiB": 2**10,
+    "MiB": 2**20,
+    "GiB": 2**30,
+    "TiB": 2**40,
+}
+_QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)\s*")
+
+
+def parse_bytes(text: str | int) -> int:
+    """Return the bytes that *text* says: a plain number is bytes, GiB is 2^30, GB is 10^9.
+
+    Raises:
+        InputError: No such size.
+
+    >>> parse_bytes("1.5GiB")
+    1610612736
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        return _positive(text, text)
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None or (match[2] or "B") not in _BYTES:
+        raise InputError(f"{text!r} is no size", hint="write it as 24GiB, 512MiB or 24GB")
+    return _positive(round(float(match[1]) * _BYTES[match[2] or "B"]), text)
+
+
+def _positive(value: int, text: object) -> int:
+    if value <= 0:
+        raise InputError(f"{text!r} is no size", hint="a size is above 0")
+    return value
+
+
+def parse_share(text: str | float) -> float:
+    """Return a share as a fraction: '70%' and 0.7 alike.
+
+    >>> parse_share("70%")
+    0.7
+    """
+    if isinstance(text, int | float) and not isinstance(text, bool):
+        return float(text)
+    match = _QUANTITY.fullmatch(str(text))
+    if match is None or match[2] not in ("", "%"):
+        raise InputError(f"{text!r} is no share", hint="write it as 70% or 0.7")
+    return float(match[1]) / 100 if match[2] else float(match[1])
+
+
+def format_bytes(count: float, *, digits: int = 1) -> str:
+    """Return *count* bytes in the largest binary unit that leaves at least one.
+
+    >>> format_bytes(98304)
+    '96.0 KiB'
+    """
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        if abs(count) >= _BYTES[unit]:
+            return f"{count / _BYTES[unit]:.{digits}f} {unit}"
+    return f"{count:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time with three significant digits.
+
+    >>> format_seconds(0.01234)
+    '12.3 ms'
+    """
+    for factor, unit in ((1.0, "s"), (1e3, "ms"), (1e6, "us")):
+        if abs(seconds) * factor >= 1:
+            return f"{_significant(seconds * factor)} {unit}"
+    return f"{_significant(seconds * 1e9)} ns"
+
+
+def _significant(value: float) -> str:
+    size = abs(value)
+    return f"{value:.{0 if size >= 100 else 1 if size >= 10 else 2}f}"
