@@ -1,0 +1,114 @@
+"""Append in plain PyTorch: the definition."""
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.cache import Batch, LayerCache
+from kvplan_kernels.calls import check_append
+from kvplan_kernels.format import Axis
+from kvplan_kernels.quantize import Quantized, quantize
+from kvplan_kernels.sequence import Sequence, sequences
+from kvplan_kernels.views import (
+    KEY,
+    VALUE,
+    read_words,
+    ring_tokens,
+    ring_view,
+    section_view,
+    sink_view,
+    tensor_flush,
+    tensor_format,
+    write_words,
+)
+from kvplan_kernels.words import float_codes, float_values
+
+
+def append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int:
+    """Store new tokens, quantizing those that leave the residual.
+
+    Tokens lie where appending them one by one would have left them. Bits of other tokens stay as they are, and so do
+    ring slots that no held token owns.
+
+    Args:
+        cache: Changed in place.
+        batch: Its lengths are the tokens held before.
+        key: bf16, fp16 or fp32 [sum of counts, kv_heads, head_dim], one sequence after another; rounded to the
+            layout's 16-bit type first.
+        value: As key.
+        counts: int32 [batch]: new tokens of each sequence.
+
+    Returns:
+        Poisoned groups: those that hold a NaN or an infinity or overflow fp16 metadata.
+    """
+    check_append(cache, batch, key, value, counts)
+    poisoned = 0
+    ends = counts.cumsum(0).tolist()
+    for sequence, count, end in zip(sequences(cache, batch), counts.tolist(), ends, strict=True):
+        for prefix, tensor in ((KEY, key), (VALUE, value)):
+            heads_first = tensor[end - count : end].transpose(0, 1)
+            poisoned += _append_tensor(sequence, prefix, float_codes(heads_first, cache.layout.float_type))
+    return poisoned
+
+
+def _append_tensor(sequence: Sequence, prefix: str, new: Tensor) -> int:
+    """Store the bit patterns *new*, int32 [kv_heads, count, head_dim], of K or V."""
+    layout = sequence.cache.layout
+    to_sinks = min(new.shape[1], max(0, layout.format.sink_tokens - sequence.length))
+    if to_sinks:
+        words = sink_view(sequence.cache.sinks, layout, prefix)[sequence.slot]
+        write_words(words, prefix, 16, sequence.length + torch.arange(to_sinks), new[:, :to_sinks])
+    new = new[:, to_sinks:]
+    before = max(0, sequence.length - layout.format.sink_tokens)
+    after = before + new.shape[1]
+    if not tensor_format(layout, prefix).quantized:
+        return _store_pages(sequence, prefix, before, new)
+    flush = tensor_flush(layout, prefix)
+    first, last = flush.quantized_tokens(before), flush.quantized_tokens(after)
+    leaving = torch.cat([_held(sequence, prefix, first, min(before, last)), new[:, : max(0, last - before)]], dim=1)
+    poisoned = _store_pages(sequence, prefix, first, leaving)
+    staying = torch.arange(max(before, last), after)
+    if len(staying):
+        words = ring_view(sequence.cache.ring, layout, prefix)[sequence.slot]
+        write_words(words, prefix, 16, staying % ring_tokens(layout, prefix), new[:, staying - before])
+    return poisoned
+
+
+def _held(sequence: Sequence, prefix: str, first: int, last: int) -> Tensor:
+    """Return the bit patterns of the residual's tokens *first* to *last*, int32 [kv_heads, tokens, head_dim]."""
+    layout = sequence.cache.layout
+    if last <= first:
+        return torch.zeros(layout.kv_heads, 0, layout.head_dim, dtype=torch.int32)
+    words = ring_view(sequence.cache.ring, layout, prefix)[sequence.slot]
+    return read_words(words, layout, prefix, 16)[:, torch.arange(first, last) % ring_tokens(layout, prefix)]
+
+
+def _store_pages(sequence: Sequence, prefix: str, first: int, codes: Tensor) -> int:
+    """Store 16-bit patterns in pages, from token *first* on, quantized where the format says so."""
+    layout = sequence.cache.layout
+    tensor = tensor_format(layout, prefix)
+    poisoned = done = 0
+    while done < codes.shape[1]:
+        block, start = divmod(first + done, layout.block_tokens)
+        part = codes[:, done : done + layout.block_tokens - start]
+        page = sequence.cache.pages[int(sequence.blocks[block])]
+        if tensor.quantized:
+            quantized = quantize(float_values(part, layout.float_type), tensor)
+            _store_metadata(sequence, prefix, page, start, quantized)
+            poisoned += quantized.poisoned
+            part = quantized.codes
+        tokens = start + torch.arange(part.shape[1])
+        write_words(section_view(page, layout, f"{prefix}_codes"), prefix, tensor.bits, tokens, part)
+        done += part.shape[1]
+    return poisoned
+
+
+def _store_metadata(sequence: Sequence, prefix: str, page: Tensor, start: int, quantized: Quantized) -> None:
+    layout = sequence.cache.layout
+    tensor = tensor_format(layout, prefix)
+    for name, metadata in (("scale", quantized.scale), ("min", quantized.minimum)):
+        stored = section_view(page, layout, f"{prefix}_{name}")
+        if tensor.axis is Axis.CHANNEL:
+            row = start // (tensor.group_size or layout.head_dim)
+            stored[:, row : row + metadata.shape[1]] = metadata
+        else:
+            stored[:, :, start : start + metadata.shape[2]] = metadata

@@ -1,0 +1,1 @@
+"""Attention of a few query tokens over a cache."""

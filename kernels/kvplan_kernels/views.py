@@ -1,0 +1,83 @@
+"""Where the words and fp16 metadata of `layout` lie in a cache's tensors, as views that can be read and written."""
+
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.format import Flush, TensorFormat
+from kvplan_kernels.layout import LANES, KVLayout
+from kvplan_kernels.quantize import dequantize_codes
+from kvplan_kernels.words import float_values, read_key_codes, read_value_codes, write_key_codes, write_value_codes
+
+KEY: Final = "k"
+VALUE: Final = "v"
+_ITEM_TYPE: Final = {4: torch.int32, 2: torch.float16}
+
+
+def tensor_format(layout: KVLayout, prefix: str) -> TensorFormat:
+    """Return how K ("k") or V ("v") is stored."""
+    return layout.format.key if prefix == KEY else layout.format.value
+
+
+def tensor_flush(layout: KVLayout, prefix: str) -> Flush:
+    """Return when K or V leaves the residual."""
+    return layout.format.key_flush if prefix == KEY else layout.format.value_flush
+
+
+def ring_tokens(layout: KVLayout, prefix: str) -> int:
+    """Return the capacity of the ring of K or V."""
+    return layout.key_ring_tokens if prefix == KEY else layout.value_ring_tokens
+
+
+def section_view(pages: Tensor, layout: KVLayout, name: str) -> Tensor:
+    """Return one section [pages, kv_heads, *shape] of *pages*, uint8 [pages, page_bytes]; int32 words or fp16."""
+    section = layout.section(name)
+    slabs = pages.view(*pages.shape[:-1], layout.kv_heads, layout.slab_bytes)
+    raw = slabs[..., section.offset_bytes : section.offset_bytes + section.nbytes]
+    return raw.view(_ITEM_TYPE[section.item_bytes]).view(*raw.shape[:-1], *section.shape)
+
+
+def ring_view(ring: Tensor, layout: KVLayout, prefix: str) -> Tensor:
+    """Return the 16-bit words [slots, kv_heads, ...] of the residual of K or V; its capacity is not 0."""
+    first = 0 if prefix == KEY else layout.key_ring_tokens
+    return _whole_view(ring, layout, prefix, first, ring_tokens(layout, prefix))
+
+
+def sink_view(sinks: Tensor, layout: KVLayout, prefix: str) -> Tensor:
+    """Return the 16-bit words [slots, kv_heads, ...] of the sinks of K or V; there are some."""
+    capacity = layout.sink_capacity_tokens
+    return _whole_view(sinks, layout, prefix, 0 if prefix == KEY else capacity, capacity)
+
+
+def _whole_view(buffer: Tensor, layout: KVLayout, prefix: str, first: int, capacity: int) -> Tensor:
+    """Return the words of *capacity* 16-bit tokens that start *first* tokens into each head's part."""
+    token_bytes = 2 * layout.head_dim
+    heads = buffer.view(*buffer.shape[:-1], layout.kv_heads, -1)
+    words = heads[..., first * token_bytes : (first + capacity) * token_bytes].view(torch.int32)
+    if prefix == KEY:
+        return words.view(*words.shape[:-1], capacity // LANES, layout.head_dim // 2, LANES)
+    return words.view(*words.shape[:-1], capacity // 2, layout.head_dim)
+
+
+def read_words(words: Tensor, layout: KVLayout, prefix: str, bits: int) -> Tensor:
+    """Return the codes [..., tokens, head_dim] of *words* of K or V."""
+    return read_key_codes(words, bits, layout.head_dim) if prefix == KEY else read_value_codes(words, bits)
+
+
+def write_words(words: Tensor, prefix: str, bits: int, tokens: Tensor, codes: Tensor) -> None:
+    """Store *codes* [..., n, head_dim] at the indices *tokens* of *words* of K or V."""
+    write = write_key_codes if prefix == KEY else write_value_codes
+    write(words, tokens, codes, bits)
+
+
+def read_pages(pages: Tensor, layout: KVLayout, prefix: str) -> Tensor:
+    """Return K or V, float32 [kv_heads, pages * block_tokens, head_dim], of *pages*, uint8 [pages, page_bytes]."""
+    tensor = tensor_format(layout, prefix)
+    codes = read_words(section_view(pages, layout, f"{prefix}_codes"), layout, prefix, tensor.bits)
+    if tensor.quantized:
+        scale = section_view(pages, layout, f"{prefix}_scale")
+        values = dequantize_codes(codes, scale, section_view(pages, layout, f"{prefix}_min"), tensor)
+    else:
+        values = float_values(codes, layout.float_type)
+    return values.transpose(0, 1).flatten(1, 2)
