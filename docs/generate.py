@@ -1,0 +1,131 @@
+"""Write the reference pages from the code, and refresh the output shown after `<!-- run: ... -->` comments.
+
+`python docs/generate.py` writes, `python docs/generate.py --check` fails where a page is stale. Only commands whose
+output is exact arithmetic stand behind such a comment; measured output is quoted with the command that made it.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import typer
+
+from kvplan.cli import build_app
+from kvplan.core.figures import FIGURES
+from kvplan.errors import ExitStatus
+
+ROOT: Final = Path(__file__).parents[1]
+REFERENCE: Final = ROOT / "docs" / "reference"
+_RUN: Final = re.compile(r"(<!-- run: (?P<command>kvplan [^\n]+?) -->\n\n?```[a-z]*\n)(?P<output>.*?)(```)", re.DOTALL)
+_NOTE: Final = "<!-- Written by docs/generate.py; do not edit. -->\n"
+STATUS_MEANING: Final = {
+    ExitStatus.DONE: "done; a cell out of memory or unsupported is a result",
+    ExitStatus.NOT_MET: "target not met, a regression, or a cell that failed",
+    ExitStatus.BAD_INPUT: "bad input or usage; one line says what and where",
+    ExitStatus.UNSUPPORTED: "unsupported, not comparable or undecided",
+    ExitStatus.MISMATCH: "a measured figure disagrees with the predicted one",
+    ExitStatus.BUG: "a bug, with its traceback",
+    ExitStatus.INTERRUPTED: "interrupted; everything finished is kept",
+}
+
+
+def command_line() -> str:
+    """Return the page of commands and options."""
+    root = typer.main.get_command(build_app())
+    parts = [_NOTE, "# Command line\n", f"{root.help}\n"]
+    for name, command in _commands(root, "kvplan"):
+        parts.append(_command(name, command))
+    parts.append("## Exit status\n\n| status | meaning |\n|--:|---|")
+    parts += [f"| {status.value} | {STATUS_MEANING[status]} |" for status in ExitStatus]
+    return "\n".join(parts) + "\n"
+
+
+def _commands(group: Any, prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _commands(command, f"{prefix} {name}")
+        else:
+            yield f"{prefix} {name}", command
+
+
+def _command(name: str, command: Any) -> str:
+    shown = [parameter for parameter in command.params if not getattr(parameter, "hidden", False)]
+    arguments = [parameter for parameter in shown if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in shown if parameter.param_type_name == "option" and parameter.name != "help"]
+    usage = " ".join([name, *(_argument(a) for a in arguments), *(["[OPTIONS]"] if options else [])])
+    lines = [f"## `{name}`\n", f"{_plain(command.help)}\n", f"    {usage}\n"]
+    if options:
+        lines.append("| option | meaning | default |\n|---|---|---|")
+        lines += [_option(parameter) for parameter in options]
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _argument(parameter: Any) -> str:
+    name = str(parameter.metavar or parameter.name).upper().strip("[]").removesuffix("...")
+    name += "..." if parameter.nargs == -1 else ""
+    return name if parameter.required else f"[{name}]"
+
+
+def _option(parameter: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    default = parameter.default
+    shown = "" if default in (None, False, (), []) or callable(default) else f"`{_default(default)}`"
+    return f"| {names} | {_plain(parameter.help).replace('|', '/')} | {shown} |"
+
+
+def _default(value: Any) -> str:
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _plain(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def figures() -> str:
+    """Return the page of figures."""
+    rows = [
+        f"| `{spec.name}` | {spec.unit} | {spec.kind} | {spec.meaning} | {f'`{spec.reference}`' if spec.reference else ''} |"
+        for spec in FIGURES.values()
+    ]
+    head = "| figure | unit | compared as | meaning | divided by |\n|---|---|---|---|---|"
+    return "\n".join([_NOTE, "# Figures of a profile\n", head, *rows]) + "\n"
+
+
+def refreshed(text: str) -> str:
+    """Return a page with the output of its exact commands as they print now."""
+    return _RUN.sub(lambda match: match[1] + _output(match["command"]) + match[4], text)
+
+
+def _output(command: str) -> str:
+    environment = os.environ | {"COLUMNS": "110", "NO_COLOR": "1", "TERM": "dumb"}
+    words = [sys.executable, "-m", *shlex.split(command)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment, cwd=ROOT, check=False)
+    if done.returncode not in (ExitStatus.DONE, ExitStatus.NOT_MET, ExitStatus.UNSUPPORTED):
+        raise SystemExit(f"{command}: status {done.returncode}\n{done.stderr}")
+    return "\n".join(line.rstrip() for line in done.stdout.strip("\n").splitlines()) + "\n"
+
+
+def main() -> int:
+    """Write the pages, or with --check say which are stale."""
+    wanted = {REFERENCE / "cli.md": command_line(), REFERENCE / "figures.md": figures()}
+    for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
+        if page not in wanted and page.exists():
+            wanted[page] = refreshed(page.read_text())
+    stale = [page for page, text in wanted.items() if not page.exists() or page.read_text() != text]
+    if "--check" in sys.argv:
+        for page in stale:
+            sys.stderr.write(f"{page.relative_to(ROOT)} is stale: run `make docs`\n")
+        return 1 if stale else 0
+    for page in stale:
+        page.write_text(wanted[page])
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
