@@ -44,22 +44,22 @@ def decode(
     share = torch.zeros(rows, heads, longest, device=query.device)
     ratio = heads // cache.layout.kv_heads
     for row, sequence in enumerate(sequences(cache, batch)):
-        key = sequence.dense(KEY).repeat_interleave(ratio, dim=0)  # [query_heads, length, head_dim]
-        value = sequence.dense(VALUE).repeat_interleave(ratio, dim=0)
+        key, value = sequence.dense(KEY), sequence.dense(VALUE)  # [kv_heads, length, head_dim]
         for column, position in enumerate(positions[row].tolist()):
             first = 0 if options.window is None else max(0, position - options.window + 1)
             last = min(position + 1, sequence.length)
             if first >= last:
                 continue
-            weights = _weights(key[:, first:last], query[row, column].float(), options, sink_logits)
-            output[row, column] = torch.einsum("ht,htd->hd", weights, value[:, first:last])
+            folded = query[row, column].float().view(-1, ratio, head_dim)  # [kv_heads, ratio, head_dim]
+            scores = (folded @ key[:, first:last].transpose(1, 2)).flatten(0, 1) * options.scale
+            weights = _weights(scores, options, sink_logits)
+            output[row, column] = (weights.view(-1, ratio, last - first) @ value[:, first:last]).flatten(0, 1)
             share[row, :, first:last] += weights
     return DecodeResult(output=output, received=share if received else None)
 
 
-def _weights(key: Tensor, query: Tensor, options: AttentionOptions, sink_logits: Tensor | None) -> Tensor:
-    """Return the probabilities [query_heads, tokens] that one query gives *key* [query_heads, tokens, head_dim]."""
-    scores = torch.einsum("hd,htd->ht", query, key) * options.scale
+def _weights(scores: Tensor, options: AttentionOptions, sink_logits: Tensor | None) -> Tensor:
+    """Return the probabilities [query_heads, tokens] of *scores* [query_heads, tokens]."""
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
     if sink_logits is None:

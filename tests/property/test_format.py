@@ -1,0 +1,137 @@
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan_kernels.format import (
+    KEY_VALUE_BITS,
+    TOKEN_GROUPS,
+    Axis,
+    CacheFormat,
+    Flush,
+    ResidualRule,
+    TensorFormat,
+    UnsupportedError,
+    parse,
+)
+
+
+@st.composite
+def formats(draw: st.DrawFn) -> CacheFormat:
+    rule = draw(st.sampled_from(ResidualRule))
+    axis = Axis.CHANNEL if rule is ResidualRule.KIVI_PAPER else draw(st.sampled_from(Axis))
+    groups = TOKEN_GROUPS if axis is Axis.CHANNEL else (*TOKEN_GROUPS, None)
+    group = draw(st.sampled_from(groups))
+    residual = draw(st.integers(0, 300))
+    if rule is ResidualRule.KIVI_PAPER:
+        residual = (group or 0) * draw(st.integers(1, 4))
+    return CacheFormat(
+        key=TensorFormat(bits=draw(st.sampled_from(KEY_VALUE_BITS)), axis=axis, group_size=group),
+        value=TensorFormat(bits=draw(st.sampled_from(KEY_VALUE_BITS)), group_size=group),
+        residual_tokens=residual,
+        sink_tokens=draw(st.integers(0, 40)),
+        rule=rule,
+    )
+
+
+@given(formats())
+def test_a_printed_name_gives_the_format_back(form: CacheFormat) -> None:
+    assert parse(form.name) == form
+    assert parse(str(form)).name == form.name
+
+
+@given(st.sampled_from(("", "kivi-", "kivi-paper-")), st.tuples(*[st.integers(0, 140)] * 5))
+def test_a_name_is_refused_or_means_what_it_says(family: str, numbers: tuple[int, ...]) -> None:
+    key, value, group, residual, sinks = numbers
+    name = f"{family}k{key}v{value}-g{group}-r{residual}-s{sinks}"
+    try:
+        form = parse(name)
+    except UnsupportedError as error:
+        assert name in str(error)
+        return
+    assert (form.key.bits, form.value.bits, form.value.group_size) == (key, value, group)
+    assert (form.residual_tokens, form.sink_tokens) == (residual, sinks)
+    assert parse(form.name) == form
+
+
+@given(st.text(max_size=20))
+def test_any_other_text_is_refused_in_one_line(name: str) -> None:
+    try:
+        form = parse(name)
+    except UnsupportedError as error:
+        assert "\n" not in str(error)
+    else:
+        assert re.fullmatch(r"[a-z0-9-]+", form.name)
+
+
+@pytest.mark.parametrize(
+    ("name", "canonical"),
+    [
+        ("bf16", "bf16"),
+        ("fp16", "fp16"),
+        ("k8v8", "int8"),
+        ("int4", "int4"),
+        ("k2v2", "int2"),
+        ("int8-r64", "k8v8-r64"),
+        ("int4-g64-s4", "k4v4-g64-s4"),
+        ("k4v4-g64-r0", "k4v4-g64"),
+        ("kivi-paper-k2v2-g32-r128", "kivi-paper"),
+        ("kivi-paper-k2v2-g32-r128-s4", "kivi-paper-k2v2-g32-r128-s4"),
+    ],
+)
+def test_names_have_one_canonical_form(name: str, canonical: str) -> None:
+    assert parse(name).name == canonical
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "int3",
+        "k4",
+        "k3v4",
+        "kivi-k4v4",
+        "k4v4-g16",
+        "k4v4-s4-r2",
+        "had-k4v4",
+        "kivi-paper-k2v2-g64-r32",
+        "kivi-paper-k2v2-g64",
+        "k4v4 ",
+        "K4V4",
+        "k4v4-r-1",
+    ],
+)
+def test_what_has_no_kernel_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedError):
+        parse(name)
+
+
+@given(st.integers(0, 300), st.integers(1, 128), st.integers(0, 2000))
+def test_a_flush_keeps_the_newest_tokens_and_takes_whole_quanta(keep: int, quantum: int, tokens: int) -> None:
+    flush = Flush(keep_tokens=keep, quantum_tokens=quantum)
+    quantized = flush.quantized_tokens(tokens)
+    assert quantized % quantum == 0
+    assert min(tokens, keep) <= tokens - quantized <= flush.held_tokens_max
+    assert quantized <= flush.quantized_tokens(tokens + 1)
+
+
+@given(st.integers(0, 2000))
+def test_a_group_leaves_the_residual_when_r_and_g_tokens_are_held(tokens: int) -> None:
+    form = parse("kivi-k4v2-g64-r100")
+    held = tokens - form.key_flush.quantized_tokens(tokens)
+    assert form.key_flush == form.value_flush
+    assert held == tokens if tokens < 164 else 100 <= held <= 163
+
+
+@given(st.integers(0, 2000))
+def test_per_token_formats_keep_exactly_r_tokens(tokens: int) -> None:
+    form = parse("k4v2-g64-r100")
+    for flush in (form.key_flush, form.value_flush):
+        assert tokens - flush.quantized_tokens(tokens) == min(tokens, 100)
+
+
+@given(st.integers(0, 2000))
+def test_kivis_own_rule_empties_the_keys_and_slides_the_values(tokens: int) -> None:
+    form = parse("kivi-paper-k2v2-g32-r96")
+    assert tokens - form.key_flush.quantized_tokens(tokens) == tokens % 96
+    assert tokens - form.value_flush.quantized_tokens(tokens) == min(tokens, 96)
