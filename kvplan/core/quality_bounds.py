@@ -3,7 +3,7 @@
 Documents are the independent units: positions of one document are not. A figure is a ratio of sums over documents, so
 its bound is the larger of a t bound on the linearized ratio (Cochran, Sampling Techniques, 6.4) and, from eight
 documents on, a bootstrap-t bound over documents (Efron and Tibshirani, An Introduction to the Bootstrap, ch. 12), which
-follows the skew that divergences have.
+follows the skew that divergences have. Fewer documents do not show their skew: their t bound is allowed half the error.
 """
 
 from collections.abc import Sequence
@@ -112,8 +112,9 @@ def _ratio_bound(amounts: Sequence[float], positions: Sequence[int], confidence:
         return Bound(ratio, None, "one document says nothing of how documents differ")
     residuals = [amount - ratio * number for amount, number in zip(amounts, positions, strict=True)]
     error = sqrt(sum(residual**2 for residual in residuals) * count / (count - 1)) / total
-    upper = ratio + student_quantile(confidence, count - 1) * error
-    if count >= BOOTSTRAP_DOCUMENTS and error > 0:
+    many = count >= BOOTSTRAP_DOCUMENTS
+    upper = ratio + student_quantile(confidence if many else (1 + confidence) / 2, count - 1) * error
+    if many and error > 0:
         upper = max(upper, ratio + _bootstrap_t(amounts, positions, confidence) * error)
     return Bound(ratio, upper)
 
