@@ -1,0 +1,1 @@
+"""Files in and out: workloads, budgets, profiles, journals, and what models are read from."""
