@@ -8,25 +8,25 @@ import argparse
 import hashlib
 import json
 import platform
-import shutil
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
+
 from demo_model.circuit import POSITIONS, Strengths, build_model
 from demo_model.corpus import Corpus, read_corpus
 from demo_model.damage import damage_table, print_damage
 from demo_model.rows import RowSource
 from demo_model.tokens import END_OF_TEXT, KEYS, VALUES, train_tokenizer
 from demo_model.training import TOKENS_A_STEP, train
-from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerFast
 
 DATA = Path(__file__).resolve().parent.parent / "profiles" / "kvplan_profiles"
 STEPS = 2000
 SEED = 20260801
-TRIAL_SHAPES = ((256, 1), (1024, 1), (2048, 1), (1024, 16), (2048, 32), (4096, 1))
+TRIAL_SHAPES = ((1024, 1), (2048, 1), (1024, 16), (2048, 32))
 TRIALS = 64
 
 
@@ -76,9 +76,8 @@ def _rows(tokenizer: PreTrainedTokenizerFast, stream: torch.Tensor, seed: int) -
 
 def _save(model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
     """Write the Hugging Face folder in bfloat16, and the strings that retrieval trials are made of."""
-    for name in ("config.json", "generation_config.json", "model.safetensors", "tokenizer.json"):
-        (folder / name).unlink(missing_ok=True)
     model.to(torch.bfloat16).save_pretrained(folder)
+    (folder / "model.safetensors").chmod(0o644)
     tokenizer.save_pretrained(folder)
     retrieval = {
         "pair": "{key}{value}",
@@ -95,8 +94,6 @@ def _write_texts(corpus: Corpus, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "python_topics_heldout.txt").write_text(corpus.scored, encoding="utf-8")
     (folder / "python_topics_calibration.txt").write_text(corpus.calibration, encoding="utf-8")
-    licence = Path(sys.base_prefix) / "lib" / f"python{sys.version_info[0]}.{sys.version_info[1]}" / "LICENSE.txt"
-    shutil.copyfile(licence, folder / "LICENSE")
 
 
 def _write_record(corpus: Corpus, tokens: int, steps: int, seconds: float, path: Path) -> None:

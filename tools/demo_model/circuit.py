@@ -50,7 +50,7 @@ def build_model(vocabulary: int, strengths: Strengths, seed: int) -> LlamaForCau
 
 
 def model_config(vocabulary: int) -> LlamaConfig:
-    """The architecture: what a Hugging Face Llama needs to know, and nothing kvplan adds."""
+    """Describe the architecture: what a Hugging Face Llama needs to know, and nothing kvplan adds."""
     return LlamaConfig(
         vocab_size=vocabulary,
         hidden_size=WIDTH,

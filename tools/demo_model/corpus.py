@@ -11,7 +11,6 @@ import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-
 from pydoc_data.topics import topics
 
 SCORED_TOPICS = (
@@ -52,7 +51,7 @@ def read_corpus() -> Corpus:
     held_out = word_runs(scored) | word_runs(calibration)
     kept = [name for name in sorted(topics) if name not in SCORED_TOPICS + CALIBRATION_TOPICS]
     documents = [topics[name] for name in kept] + list(_library_documents())
-    training = _without_repeats(documents, held_out)
+    training = without_repeats(documents, held_out)
     return Corpus(tuple(training), scored, calibration)
 
 
@@ -66,7 +65,7 @@ def _joined(names: tuple[str, ...]) -> str:
     return "\n".join(topics[name].strip("\n") + "\n" for name in names)
 
 
-def _without_repeats(documents: list[str], held_out: set[tuple[str, ...]]) -> Iterator[str]:
+def without_repeats(documents: list[str], held_out: set[tuple[str, ...]]) -> Iterator[str]:
     """Yield the documents with each paragraph once, leaving out those that share words with held-out text."""
     seen: set[str] = set()
     for document in documents:

@@ -34,7 +34,7 @@ class Damage:
     retrieval: tuple[float, ...]
 
 
-class QuantizingCache(DynamicCache):
+class QuantizingCache(DynamicCache):  # type: ignore[misc]
     """A cache that rounds K and V per token and head to few bits, with a stored minimum and scale."""
 
     def __init__(self, key_bits: int, value_bits: int) -> None:
@@ -58,11 +58,12 @@ def rounded(x: torch.Tensor, bits: int) -> torch.Tensor:
         return x
     low, high = x.float().aminmax(dim=-1, keepdim=True)
     scale = ((high - low) / (2**bits - 1)).clamp(min=1e-8)
-    return (((x.float() - low) / scale).round() * scale + low).to(x.dtype)
+    levels = ((x.float() - low) / scale).round()
+    return torch.addcmul(low, levels, scale).to(x.dtype)
 
 
 def perplexity(model: LlamaForCausalLM, stream: torch.Tensor, window: int, bits: tuple[int, int]) -> float:
-    """exp of the mean negative log-likelihood over windows that do not overlap."""
+    """Perplexity a token: exp of the mean negative log-likelihood over windows that do not overlap."""
     total, count = 0.0, 0
     for start in range(0, len(stream) - window, window):
         ids = stream[start : start + window + 1].unsqueeze(0)
@@ -105,9 +106,7 @@ def print_damage(table: Sequence[Damage], shapes: Sequence[tuple[int, int]], sta
 
 
 @torch.inference_mode()
-def _logits(
-    model: LlamaForCausalLM, ids: torch.Tensor, bits: tuple[int, int], last_only: bool = False
-) -> torch.Tensor:
+def _logits(model: LlamaForCausalLM, ids: torch.Tensor, bits: tuple[int, int], last_only: bool = False) -> torch.Tensor:
     cache = QuantizingCache(*bits)
     logits: torch.Tensor = model(input_ids=ids, cache=cache, logits_to_keep=1 if last_only else 0).logits
     return logits

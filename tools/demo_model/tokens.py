@@ -34,5 +34,4 @@ def train_tokenizer(documents: Sequence[str]) -> PreTrainedTokenizerFast:
         eos_token=END_OF_TEXT,
         pad_token=END_OF_TEXT,
         clean_up_tokenization_spaces=False,
-        model_max_length=4096,
     )

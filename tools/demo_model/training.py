@@ -32,7 +32,7 @@ def train(model: LlamaForCausalLM, rows: RowSource, steps: int, seed: int) -> No
         batch = _batch(rows, chooser)
         loss = _loss(model, batch)
         optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         smoothed = loss.item() if step == 0 else 0.98 * smoothed + 0.02 * loss.item()
