@@ -57,8 +57,8 @@ def fill(name: str, heads: int, head_dim: int, block: int, *, lengths: tuple[int
     return Filled(
         cache=cache,
         batch=replace(batch, lengths=torch.tensor(lengths, dtype=torch.int32)),
-        key=list(torch.split(key.float(), lengths)),
-        value=list(torch.split(value.float(), lengths)),
+        key=list(torch.split(key.float(), list(lengths))),
+        value=list(torch.split(value.float(), list(lengths))),
     )
 
 

@@ -1,0 +1,146 @@
+"""The tensors of a case: made-up keys, values and queries, and a cache that holds them."""
+
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.append.reference import append
+from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
+from kvplan_kernels.cases import Case, Data, QueryType, Tables
+from kvplan_kernels.layout import KVLayout
+
+QUERY_TYPE: Final = {
+    QueryType.BF16: torch.bfloat16,
+    QueryType.FP16: torch.float16,
+    QueryType.FP32: torch.float32,
+}
+_SINGLE_TOKENS: Final = 2
+AppendCall = Callable[[LayerCache, Batch, Tensor, Tensor, Tensor], int]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Inputs:
+    """A case's tensors.
+
+    Attributes:
+        cache: Holds no token yet; all its bytes are 255, NaN in both 16-bit types.
+        empty: The batch before any append.
+        batch: The batch once all tokens are held.
+        key: As handed in, [longest length, kv_heads, head_dim]: each sequence holds its first tokens.
+        value: As key.
+        query: [batch, queries, query_heads, head_dim].
+        options: Scale, window and softcap.
+        sink_logits: float32 [query_heads] or None.
+        positions: int32 [batch, queries] or None.
+    """
+
+    cache: LayerCache
+    empty: Batch
+    batch: Batch
+    key: Tensor
+    value: Tensor
+    query: Tensor
+    options: AttentionOptions
+    sink_logits: Tensor | None
+    positions: Tensor | None
+
+    def appends(self) -> list[tuple[Batch, Tensor, Tensor, Tensor]]:
+        """Return the append calls that fill the cache: most tokens at once, the last one at a time."""
+        lengths = self.batch.lengths
+        bulk = (lengths - _SINGLE_TOKENS).clamp(min=0)
+        steps = [bulk] + [(lengths - bulk - done).clamp(0, 1) for done in range(_SINGLE_TOKENS)]
+        calls, batch = [], self.empty
+        for counts in steps:
+            rows = [torch.arange(n) + first for first, n in zip(batch.lengths.tolist(), counts.tolist(), strict=True)]
+            tokens = torch.cat(rows)
+            calls.append((batch, self.key[tokens], self.value[tokens], counts))
+            batch = batch.after(counts)
+        return calls
+
+    def fill(self, call: AppendCall = append) -> None:
+        """Append all tokens to the cache."""
+        for batch, key, value, counts in self.appends():
+            call(self.cache, batch, key, value, counts)
+
+
+def make_inputs(case: Case) -> Inputs:
+    """Return the tensors of *case*, the same ones each time."""
+    layout = case.layout()
+    generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
+    key, value, query = _tensors(case, generator)
+    cache, empty, batch = _empty_cache(case, layout, generator)
+    heads = case.kv_heads * case.gqa_ratio
+    shape = (len(case.lengths), case.queries)
+    longest = max(case.lengths)
+    return Inputs(
+        cache=cache,
+        empty=empty,
+        batch=batch,
+        key=key,
+        value=value,
+        query=query,
+        options=AttentionOptions(scale=case.head_dim**-0.5, window=case.window, softcap=case.softcap),
+        sink_logits=torch.randn(heads, generator=generator) if case.sink_logits else None,
+        positions=torch.randint(-1, longest + 5, shape, generator=generator, dtype=torch.int32)
+        if case.positions
+        else None,
+    )
+
+
+def _tensors(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    shape = (max(case.lengths), case.kv_heads, case.head_dim)
+    heads = case.kv_heads * case.gqa_ratio
+    key, value = (torch.randn(shape, generator=generator) for _ in range(2))
+    query = torch.randn(len(case.lengths), case.queries, heads, case.head_dim, generator=generator)
+    match case.data:
+        case Data.NORMAL:
+            pass
+        case Data.OFFSET:
+            key += 8 * torch.randn(shape[1:], generator=generator)
+            value += 3
+        case Data.OUTLIERS:
+            key[:, :, [1, 7, case.head_dim - 2]] *= 30
+            value[:, :, case.head_dim // 2] *= 30
+        case Data.FLAT:
+            query *= 1e-3
+        case Data.SPREAD:
+            query *= 12
+        case Data.NEGATIVE:
+            key, query = -(8 + key / 4), 4 + query.abs()
+        case Data.DENORMAL:
+            key, value = key * 1e-39, value * 1e-39
+    dtype = QUERY_TYPE[case.query_type]
+    return key.to(dtype), value.to(dtype), query.to(dtype)
+
+
+def _empty_cache(case: Case, layout: KVLayout, generator: torch.Generator) -> tuple[LayerCache, Batch, Batch]:
+    rows = len(case.lengths)
+    width = max(layout.blocks(length) for length in case.lengths)
+    blocks = width * rows + 1
+    cache = LayerCache.allocate(layout, blocks=blocks, slots=rows + 1)
+    for buffer in (cache.pages, cache.ring, cache.sinks):
+        buffer.fill_(0xFF)
+    order = torch.arange(blocks) if case.tables is Tables.ORDERED else torch.randperm(blocks, generator=generator)
+    table = order[: width * rows].reshape(rows, width).to(torch.int32)
+    slots = torch.randperm(rows + 1, generator=generator)[:rows].to(torch.int32)
+    empty = Batch(block_tables=table, slots=slots, lengths=torch.zeros(rows, dtype=torch.int32))
+    held = Batch(
+        block_tables=_shared(case, layout, table) if case.tables is Tables.SHARED else table,
+        slots=slots,
+        lengths=torch.tensor(case.lengths, dtype=torch.int32),
+    )
+    return cache, empty, held
+
+
+def _shared(case: Case, layout: KVLayout, table: Tensor) -> Tensor:
+    """Return *table* with the pages of the longest sequence wherever both sequences' pages are full."""
+    shared = table.clone()
+    longest = max(range(len(case.lengths)), key=case.lengths.__getitem__)
+    for row, length in enumerate(case.lengths):
+        full = min(layout.quantized_tokens(length)) // layout.block_tokens
+        shared[row, :full] = table[longest, :full]
+    return shared
