@@ -1,0 +1,82 @@
+"""Attention over fresh 16-bit K and V, for the first tokens of a sequence: what a model's own prefill computes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from kvplan_kernels.cache import AttentionOptions
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+_QUERIES_AT_ONCE: Final = 512
+"""Bounds the scores that are alive; changes no result."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class LayerAttention:
+    """What one layer's attention computes.
+
+    Attributes:
+        sink_logits: float32 [query_heads], or None.
+    """
+
+    options: AttentionOptions
+    sink_logits: Tensor | None = None
+
+
+def attend_fresh(query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
+    """Return causal attention of tokens that have nothing before them.
+
+    Args:
+        query: [batch, query_heads, tokens, head_dim].
+        key: [batch, kv_heads, tokens, head_dim]; value as key.
+        attention: Scale, window, softcap and sink logits.
+
+    Returns:
+        [batch, tokens, query_heads, head_dim] in the type of *query*.
+    """
+    tokens, window = query.shape[2], attention.options.window
+    plain = attention.options.softcap is None and attention.sink_logits is None
+    if plain and (window is None or window >= tokens):
+        output = scaled_dot_product_attention(
+            query, key, value, is_causal=True, scale=attention.options.scale, enable_gqa=key.shape[1] != query.shape[1]
+        )
+        return output.transpose(1, 2).contiguous()
+    parts = []
+    for start in range(0, tokens, _QUERIES_AT_ONCE):
+        end = min(tokens, start + _QUERIES_AT_ONCE)
+        first = 0 if window is None else max(0, start - window + 1)
+        attend = _attend_masked if plain else _attend_scores
+        parts.append(attend(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], attention))
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
+
+
+def _allowed(queries: int, keys: int, window: int | None) -> Tensor:
+    """Return bool [queries, keys]: the last query is the last key's own."""
+    position = torch.arange(keys - queries, keys)[:, None]
+    token = torch.arange(keys)
+    mask = token <= position
+    return mask if window is None else mask & (token > position - window)
+
+
+def _attend_masked(query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
+    mask = _allowed(query.shape[2], key.shape[2], attention.options.window)
+    return scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, scale=attention.options.scale, enable_gqa=key.shape[1] != query.shape[1]
+    )
+
+
+def _attend_scores(query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
+    """Attend in float32 with softcap and sink logits, which torch's own function does not take."""
+    options, ratio = attention.options, query.shape[1] // key.shape[1]
+    keys = key.float().repeat_interleave(ratio, dim=1)
+    scores = query.float() @ keys.transpose(2, 3) * options.scale
+    if options.softcap is not None:
+        scores = options.softcap * torch.tanh(scores / options.softcap)
+    scores.masked_fill_(~_allowed(query.shape[2], key.shape[2], options.window), -torch.inf)
+    if attention.sink_logits is not None:
+        sinks = attention.sink_logits.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
+        weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+    else:
+        weights = scores.softmax(-1)
+    return (weights @ value.float().repeat_interleave(ratio, dim=1)).to(query.dtype)

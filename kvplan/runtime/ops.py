@@ -1,0 +1,87 @@
+"""Which implementation of the cache operations a runtime calls: chosen by name, never by what happens to work."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from importlib import import_module
+from typing import Final, Protocol
+
+from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
+from kvplan_kernels.decode.result import DecodeResult
+from torch import Tensor
+
+from kvplan.errors import MissingPartError
+
+
+class Kernel(StrEnum):
+    """An implementation of the cache operations."""
+
+    CPU = "cpu"
+    REFERENCE = "reference"
+
+
+class Append(Protocol):
+    """Quantize new K and V into a layer's cache; returns the number of poisoned groups."""
+
+    def __call__(self, cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int: ...
+
+
+class Decode(Protocol):
+    """Attend to a layer's cache."""
+
+    def __call__(
+        self,
+        cache: LayerCache,
+        batch: Batch,
+        query: Tensor,
+        options: AttentionOptions,
+        *,
+        sink_logits: Tensor | None = None,
+        positions: Tensor | None = None,
+        received: bool = False,
+    ) -> DecodeResult: ...
+
+
+Dequantize = Callable[[LayerCache, Batch], tuple[Tensor, Tensor]]
+
+QUERIES_MAX: Final = 32
+"""Query tokens of one sequence that one decode call takes."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ops:
+    """The operations of one implementation.
+
+    Attributes:
+        name: Implementation and path, such as cpu/avx512_vnni; what records call the kernel.
+    """
+
+    name: str
+    append: Append
+    decode: Decode
+    dequantize: Dequantize
+
+
+def load_ops(kernel: Kernel | str, threads: int | None = None) -> Ops:
+    """Return the operations of *kernel*, on *threads* threads; None is torch's own count.
+
+    Raises:
+        MissingPartError: The implementation is not built on this machine.
+    """
+    kernel = Kernel(kernel)
+    append, decode, dequantize = (
+        getattr(import_module(f"kvplan_kernels.{op}.{kernel}"), op) for op in ("append", "decode", "dequantize")
+    )
+    if kernel is Kernel.REFERENCE:
+        return Ops(name="reference", append=append, decode=decode, dequantize=dequantize)
+    return Ops(
+        name=f"cpu/{_cpu_variant()}",
+        append=partial(append, threads=threads),
+        decode=partial(decode, threads=threads),
+        dequantize=partial(dequantize, threads=threads),
+    )
+
+
+def _cpu_variant() -> str:
+    raise MissingPartError("the fused kernels are not built", hint="reinstall kvplan where a C++ compiler is")

@@ -1,0 +1,184 @@
+"""The memory of a model's cache: pages for all layers, handed out block by block to sequences."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+import torch
+from kvplan_kernels.cache import Batch, LayerCache
+from kvplan_kernels.format import CacheFormat, UnsupportedError
+from kvplan_kernels.layout import KVLayout, ceil_div
+
+from kvplan.core.specs import ModelSpec
+from kvplan.errors import DoesNotFitError, UnsupportedFormatError
+
+_UNUSED: Final = 0
+
+
+@dataclass(kw_only=True, eq=False, slots=True)
+class CachedSequence:
+    """One sequence in a pool.
+
+    Attributes:
+        slot: Its row in ring and sinks.
+        length: Tokens held.
+        blocks: Its pages, in order; the same in every layer.
+    """
+
+    slot: int
+    length: int = 0
+    blocks: list[int] = field(default_factory=list)
+
+
+class CachePool:
+    """Every layer's cache, and which sequence holds which page.
+
+    A block number means the same page in every layer, so one block table serves all of them. Pages are counted: a full
+    page of a shared prefix belongs to several sequences and is freed with the last.
+    """
+
+    def __init__(self, spec: ModelSpec, form: CacheFormat, *, block_tokens: int, blocks: int, slots: int) -> None:
+        self.format = form
+        self.block_tokens = block_tokens
+        self.caches = tuple(
+            LayerCache.allocate(layout, blocks=blocks, slots=slots) for layout in layer_layouts(spec, form, block_tokens)
+        )
+        self.layout: KVLayout = self.caches[0].layout
+        self._free_blocks = list(range(blocks - 1, -1, -1))
+        self._free_slots = list(range(slots - 1, -1, -1))
+        self._holders = [0] * blocks
+        self._tables = torch.full((slots, max(1, blocks)), _UNUSED, dtype=torch.int32)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all layers' pages, residuals and sinks."""
+        return sum(cache.nbytes for cache in self.caches)
+
+    @property
+    def free_blocks(self) -> int:
+        """Pages that no sequence holds."""
+        return len(self._free_blocks)
+
+    def open(self) -> CachedSequence:
+        """Return an empty sequence.
+
+        Raises:
+            DoesNotFitError: Every slot is taken.
+        """
+        if not self._free_slots:
+            raise DoesNotFitError(f"all {len(self._tables)} sequences of the cache are in use")
+        return CachedSequence(slot=self._free_slots.pop())
+
+    def grow(self, sequence: CachedSequence, tokens: int) -> None:
+        """Give *sequence* the pages that *tokens* more tokens need.
+
+        Raises:
+            DoesNotFitError: There are not enough free pages; the sequence is as before.
+        """
+        needed = self.layout.blocks(sequence.length + tokens) - len(sequence.blocks)
+        if needed <= 0:
+            return
+        self._check_free(needed, f"{sequence.length + tokens} tokens of a sequence")
+        for _ in range(needed):
+            self._hold(sequence, self._take())
+
+    def fork(self, sequence: CachedSequence, count: int, *, copy: bool = False) -> list[CachedSequence]:
+        """Return *count* new sequences that hold what *sequence* holds.
+
+        Args:
+            sequence: Stays as it is.
+            count: New sequences.
+            copy: Whether each gets pages of its own; else full pages are shared, as a prefix cache does.
+
+        Raises:
+            DoesNotFitError: There are not enough free pages or slots; nothing has changed.
+        """
+        shared = 0 if copy else min(self.layout.quantized_tokens(sequence.length)) // self.block_tokens
+        own = len(sequence.blocks) - shared
+        self._check_free(own * count, f"{count} copies of a sequence of {sequence.length} tokens")
+        if count > len(self._free_slots):
+            raise DoesNotFitError(f"{count} more sequences: the cache has room for {len(self._free_slots)}")
+        return [self._copy(sequence, shared) for _ in range(count)]
+
+    def free(self, sequence: CachedSequence) -> None:
+        """Give back the slot of *sequence*, and those of its pages that nobody else holds."""
+        for block in sequence.blocks:
+            self._holders[block] -= 1
+            if self._holders[block] == 0:
+                self._free_blocks.append(block)
+        self._free_slots.append(sequence.slot)
+        sequence.blocks, sequence.length, sequence.slot = [], 0, -1
+
+    def batch(self, sequences: list[CachedSequence]) -> Batch:
+        """Return the tensors that kernels need, with the lengths of now."""
+        width = max(1, *(len(sequence.blocks) for sequence in sequences))
+        slots = torch.tensor([sequence.slot for sequence in sequences], dtype=torch.int32)
+        return Batch(
+            block_tables=self._tables[:, :width].index_select(0, slots),
+            slots=slots,
+            lengths=torch.tensor([sequence.length for sequence in sequences], dtype=torch.int32),
+        )
+
+    def _check_free(self, needed: int, purpose: str) -> None:
+        if needed > len(self._free_blocks):
+            raise DoesNotFitError(
+                f"{purpose}: {needed} more blocks of {self.block_tokens} tokens are needed, "
+                f"{len(self._free_blocks)} of {len(self._holders)} are free"
+            )
+
+    def _take(self) -> int:
+        block = self._free_blocks.pop()
+        self._holders[block] = 1
+        return block
+
+    def _hold(self, sequence: CachedSequence, block: int) -> None:
+        self._tables[sequence.slot, len(sequence.blocks)] = block
+        sequence.blocks.append(block)
+
+    def _copy(self, source: CachedSequence, shared: int) -> CachedSequence:
+        twin = self.open()
+        twin.length = source.length
+        for block in source.blocks[:shared]:
+            self._holders[block] += 1
+            self._hold(twin, block)
+        for _ in source.blocks[shared:]:
+            self._hold(twin, self._take())
+        old, new = torch.tensor(source.blocks[shared:]), torch.tensor(twin.blocks[shared:])
+        for cache in self.caches:
+            if len(old):
+                cache.pages[new] = cache.pages[old]
+            cache.ring[twin.slot] = cache.ring[source.slot]
+            cache.sinks[twin.slot] = cache.sinks[source.slot]
+        return twin
+
+
+def layer_layouts(spec: ModelSpec, form: CacheFormat, block_tokens: int) -> tuple[KVLayout, ...]:
+    """Return every layer's layout.
+
+    Raises:
+        UnsupportedFormatError: No kernel takes the format with this model and block size.
+    """
+    try:
+        return tuple(layer.layout(form, block_tokens, spec.float_type) for layer in spec.layers)
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"format {form} on {spec.name}: {error}") from error
+
+
+def pool_bytes(spec: ModelSpec, form: CacheFormat, *, block_tokens: int, blocks: int, slots: int) -> int:
+    """Return the bytes of the pool that the same arguments would make."""
+    return sum(
+        blocks * layout.page_bytes + slots * (layout.ring_bytes + layout.sink_bytes)
+        for layout in layer_layouts(spec, form, block_tokens)
+    )
+
+
+def blocks_for(form: CacheFormat, tokens: int, block_tokens: int) -> int:
+    """Return the blocks that one sequence of *tokens* tokens needs.
+
+    >>> from kvplan_kernels.format import parse
+    >>> blocks_for(parse("kivi-k4v4-g64-r128"), 300, 64)
+    2
+    """
+    paged = max(0, tokens - form.sink_tokens)
+    key = form.key_flush.quantized_tokens(paged) if form.key.quantized else paged
+    value = form.value_flush.quantized_tokens(paged) if form.value.quantized else paged
+    return ceil_div(max(key, value), block_tokens)

@@ -1,0 +1,310 @@
+"""A model that serves sequences from a paged cache: prefill, fork, step."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Final
+
+import torch
+from kvplan_kernels.cache import Batch
+from kvplan_kernels.format import CacheFormat, UnsupportedError
+from torch import Tensor
+
+from kvplan.core.workloads import Prefill
+from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.runtime.attention import Asked, handover_cache, running, switch
+from kvplan.runtime.chunks import chunk_sizes
+from kvplan.runtime.dense import LayerAttention, attend_fresh
+from kvplan.runtime.forward import forward
+from kvplan.runtime.loading import LoadedModel
+from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops
+from kvplan.runtime.pool import CachedSequence, CachePool
+
+MAX_BATCHED_TOKENS: Final = 8192
+
+
+@dataclass(kw_only=True, slots=True)
+class Spent:
+    """Seconds that the cache operations of one call took, over all layers, and groups found poisoned.
+
+    Attributes:
+        append_s: Quantizing and storing new tokens.
+        attend_s: Attention over the paged cache.
+        total_s: The whole call.
+    """
+
+    append_s: float = 0.0
+    attend_s: float = 0.0
+    total_s: float = 0.0
+    poisoned_groups: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Prefilled:
+    """A prompt in the cache.
+
+    Attributes:
+        logits: [vocabulary], after the last token.
+        spent: `append_s` is the time of packing K and V; `total_s` less that is the 16-bit prefill of mode exact.
+    """
+
+    sequence: CachedSequence
+    logits: Tensor
+    spent: Spent
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class _Chunk:
+    """Tokens [first, last) of a call: append them, then let them attend."""
+
+    first: int
+    last: int
+    before: Batch
+    after: Batch
+    counts: Tensor
+
+
+class _StepBase:
+    """The order of calls that every step insists on: a layer hands over, then it attends."""
+
+    def __init__(self, layers: Sequence[LayerAttention]) -> None:
+        self.layers = layers
+        self.calls = 0
+        self._pending = -1
+
+    def update(self, layer: int) -> None:
+        self._pending = layer
+
+    def mask(self, function: Callable[..., Any], arguments: dict[str, Any]) -> object:
+        return None
+
+    def begin(self, layer: int) -> None:
+        if layer != self._pending:
+            raise UnsupportedModelError(f"layer {layer} attends without having handed over its keys")
+        self._pending = -1
+        self.calls += 1
+
+
+class _FreshStep(_StepBase):
+    """Attention of a whole prompt over its own 16-bit K and V, which are then packed into every target's cache."""
+
+    def __init__(self, targets: Sequence["Runtime"], batches: Sequence[Batch], tokens: int, spent: Spent) -> None:
+        super().__init__(targets[0].loaded.layers)
+        self._targets = list(zip(targets, batches, strict=True))
+        self._counts = torch.tensor([tokens], dtype=torch.int32)
+        self._spent = spent
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        self.begin(layer)
+        output = attend_fresh(query, key, value, self.layers[layer])
+        started = perf_counter()
+        keys, values = key[0].transpose(0, 1).contiguous(), value[0].transpose(0, 1).contiguous()
+        for runtime, batch in self._targets:
+            self._spent.poisoned_groups += runtime.ops.append(
+                runtime.pool.caches[layer], batch, keys, values, self._counts
+            )
+        self._spent.append_s += perf_counter() - started
+        return output
+
+
+class _PagedStep(_StepBase):
+    """Attention over the paged cache, after the new tokens were appended to it."""
+
+    def __init__(self, runtime: "Runtime", chunks: Sequence[_Chunk], spent: Spent) -> None:
+        super().__init__(runtime.loaded.layers)
+        self._ops = runtime.ops
+        self._caches = runtime.pool.caches
+        self._chunks = chunks
+        self._spent = spent
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
+        self.begin(layer)
+        by_token = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+        if len(self._chunks) == 1:
+            return self._attend_chunk(layer, self._chunks[0], *by_token)
+        parts = [
+            self._attend_chunk(layer, chunk, *(tensor[:, chunk.first : chunk.last] for tensor in by_token))
+            for chunk in self._chunks
+        ]
+        return torch.cat(parts, dim=1)
+
+    def _attend_chunk(self, layer: int, chunk: _Chunk, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Take [batch, tokens, heads, head_dim] each."""
+        attention, cache, spent = self.layers[layer], self._caches[layer], self._spent
+        started = perf_counter()
+        spent.poisoned_groups += self._ops.append(
+            cache, chunk.before, key.flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous(), chunk.counts
+        )
+        appended = perf_counter()
+        result = self._ops.decode(
+            cache, chunk.after, query.contiguous(), attention.options, sink_logits=attention.sink_logits
+        )
+        output = result.output.to(query.dtype)
+        spent.append_s += appended - started
+        spent.attend_s += perf_counter() - appended
+        return output
+
+
+class Runtime:
+    """One model with one cache format.
+
+    Several runtimes may share a loaded model; each has a pool of its own.
+
+    Attributes:
+        ops: The kernels it calls; `ops.name` is what records call them.
+        pool: The memory; `pool.caches` are the layers' caches.
+        spent: Of the last call of `step`.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        form: CacheFormat,
+        *,
+        block_tokens: int,
+        blocks: int,
+        slots: int,
+        kernel: Kernel | str = Kernel.CPU,
+        threads: int | None = None,
+    ) -> None:
+        self.loaded = loaded
+        self.format = form
+        self.ops: Ops = load_ops(kernel, threads)
+        self.pool = CachePool(loaded.spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots)
+        self.spent = Spent()
+        self._model_cache = handover_cache(len(loaded.spec.layers))
+
+    def prefill(
+        self,
+        token_ids: Sequence[int],
+        mode: Prefill = Prefill.EXACT,
+        *,
+        max_batched_tokens: int = MAX_BATCHED_TOKENS,
+    ) -> Prefilled:
+        """Bring a prompt into the cache.
+
+        Args:
+            token_ids: The prompt, at least one token.
+            mode: `exact` computes the whole prompt in 16 bits and then packs it. `through_cache` computes the first
+                *max_batched_tokens* so, and lets later chunks attend to the quantized cache.
+            max_batched_tokens: Tokens of one forward pass of mode through_cache.
+
+        Raises:
+            DoesNotFitError: The pool is full; it is as before.
+        """
+        if mode is Prefill.EXACT:
+            return prefill_exact([self], token_ids)[0]
+        first = prefill_exact([self], token_ids[:max_batched_tokens])[0]
+        logits, spent = first.logits, first.spent
+        for start in range(max_batched_tokens, len(token_ids), max_batched_tokens):
+            logits = self.extend(first.sequence, token_ids[start : start + max_batched_tokens])
+            _add(spent, self.spent)
+        return Prefilled(sequence=first.sequence, logits=logits, spent=spent)
+
+    def extend(self, sequence: CachedSequence, token_ids: Sequence[int]) -> Tensor:
+        """Append a chunk of any length that attends to the cache, and return logits [vocabulary] after its last token.
+
+        What later chunks of a prompt, later turns and the rest of a prompt after a shared prefix do.
+        """
+        sizes = chunk_sizes(self.format, sequence.length, len(token_ids), QUERIES_MAX, single=False)
+        return self._run([sequence], torch.tensor([list(token_ids)]), sizes, last_only=True)[0, -1]
+
+    def step(self, sequences: list[CachedSequence], token_ids: Tensor) -> Tensor:
+        """Append and attend, and return logits [batch, tokens, vocabulary].
+
+        Args:
+            sequences: Of any lengths.
+            token_ids: int64 [batch, tokens], 1 to 32 tokens each.
+
+        Raises:
+            DoesNotFitError: The pool is full.
+        """
+        if not 1 <= token_ids.shape[1] <= QUERIES_MAX:
+            raise ValueError(f"{token_ids.shape[1]} tokens a step: 1 to {QUERIES_MAX}")
+        return self._run(sequences, token_ids, [token_ids.shape[1]], last_only=False)
+
+    def fork(self, sequence: CachedSequence, count: int, *, copy: bool = False) -> list[CachedSequence]:
+        """Return *count* sequences that go on from *sequence*; see `CachePool.fork`."""
+        return self.pool.fork(sequence, count, copy=copy)
+
+    def free(self, sequence: CachedSequence) -> None:
+        """Give back what *sequence* holds."""
+        self.pool.free(sequence)
+
+    def _run(
+        self, sequences: list[CachedSequence], token_ids: Tensor, sizes: Sequence[int], *, last_only: bool
+    ) -> Tensor:
+        started = perf_counter()
+        tokens = token_ids.shape[1]
+        for sequence in sequences:
+            self.pool.grow(sequence, tokens)
+        batch, self.spent = self.pool.batch(sequences), Spent()
+        positions = batch.lengths.to(torch.int64)[:, None] + torch.arange(tokens)
+        step = _PagedStep(self, _chunks(batch, sizes), self.spent)
+        logits = run_step(self.loaded, self._model_cache, step, token_ids, positions, last_only=last_only)
+        for sequence in sequences:
+            sequence.length += tokens
+        self.spent.total_s = perf_counter() - started
+        return logits
+
+
+def prefill_exact(targets: Sequence[Runtime], token_ids: Sequence[int]) -> list[Prefilled]:
+    """Compute a prompt once in 16 bits and pack it into the cache of every target; they share one loaded model.
+
+    No dense K or V outlives its layer's forward pass.
+    """
+    if not token_ids:
+        raise InputError("an empty prompt has nothing to attend to")
+    started, spent, loaded = perf_counter(), Spent(), targets[0].loaded
+    sequences: list[CachedSequence] = []
+    try:
+        for runtime in targets:
+            sequences.append(runtime.pool.open())
+            runtime.pool.grow(sequences[-1], len(token_ids))
+        batches = [runtime.pool.batch([sequence]) for runtime, sequence in zip(targets, sequences, strict=True)]
+        step = _FreshStep(targets, batches, len(token_ids), spent)
+        ids, positions = torch.tensor([list(token_ids)]), torch.arange(len(token_ids))[None]
+        model_cache = handover_cache(len(loaded.spec.layers))
+        logits = run_step(loaded, model_cache, step, ids, positions, last_only=True)
+    except BaseException:
+        for runtime, sequence in zip(targets, sequences, strict=False):
+            runtime.pool.free(sequence)
+        raise
+    for sequence in sequences:
+        sequence.length = len(token_ids)
+    spent.total_s = perf_counter() - started
+    return [Prefilled(sequence=sequence, logits=logits[0, -1], spent=spent) for sequence in sequences]
+
+
+def run_step(
+    loaded: LoadedModel, model_cache: Any, step: Any, token_ids: Tensor, positions: Tensor, *, last_only: bool
+) -> Tensor:
+    """Run one forward pass as *step*, and hold it to one attention call a layer."""
+    switch(loaded.model)
+    try:
+        with running(step):
+            logits = forward(loaded.model, model_cache, token_ids, positions, last_only=last_only)
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"{loaded.spec.name}: {error}") from error
+    if step.calls != len(loaded.spec.layers):
+        raise UnsupportedModelError(
+            f"{loaded.spec.architecture} called its attention {step.calls} times for {len(loaded.spec.layers)} layers"
+        )
+    return logits
+
+
+def _chunks(batch: Batch, sizes: Sequence[int]) -> list[_Chunk]:
+    chunks, first, before = [], 0, batch
+    for size in sizes:
+        counts = torch.full_like(batch.lengths, size)
+        after = before.after(counts)
+        chunks.append(_Chunk(first=first, last=first + size, before=before, after=after, counts=counts))
+        first, before = first + size, after
+    return chunks
+
+
+def _add(total: Spent, more: Spent) -> None:
+    total.append_s += more.append_s
+    total.attend_s += more.attend_s
+    total.total_s += more.total_s
+    total.poisoned_groups += more.poisoned_groups
