@@ -42,20 +42,48 @@ def decode(
     longest = max(batch.lengths.tolist(), default=0)
     output = torch.zeros(rows, queries, heads, head_dim, device=query.device)
     share = torch.zeros(rows, heads, longest, device=query.device)
-    ratio = heads // cache.layout.kv_heads
     for row, sequence in enumerate(sequences(cache, batch)):
-        key, value = sequence.dense(KEY), sequence.dense(VALUE)  # [kv_heads, length, head_dim]
-        for column, position in enumerate(positions[row].tolist()):
-            first = 0 if options.window is None else max(0, position - options.window + 1)
-            last = min(position + 1, sequence.length)
-            if first >= last:
-                continue
-            folded = query[row, column].float().view(-1, ratio, head_dim)  # [kv_heads, ratio, head_dim]
-            scores = (folded @ key[:, first:last].transpose(1, 2)).flatten(0, 1) * options.scale
-            weights = _weights(scores, options, sink_logits)
-            output[row, column] = (weights.view(-1, ratio, last - first) @ value[:, first:last]).flatten(0, 1)
-            share[row, :, first:last] += weights
+        output[row], weights = attend(
+            query[row].float(), sequence.dense(KEY), sequence.dense(VALUE), positions[row], options, sink_logits
+        )
+        share[row, :, : sequence.length] = weights
     return DecodeResult(output=output, received=share if received else None)
+
+
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    positions: Tensor,
+    options: AttentionOptions,
+    sink_logits: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Return one sequence's attention over dense keys and values, and the probability each token received.
+
+    Args:
+        query: float32 [queries, query_heads, head_dim].
+        key: float32 [kv_heads, tokens, head_dim].
+        value: As key.
+        positions: int32 [queries].
+        options: Scale, window and softcap.
+        sink_logits: float32 [query_heads] or None.
+
+    Returns:
+        float32 [queries, query_heads, head_dim] and [query_heads, tokens].
+    """
+    tokens, heads = key.shape[1], query.shape[1]
+    output, share = torch.zeros_like(query), torch.zeros(heads, tokens, device=query.device)
+    for index, position in enumerate(positions.tolist()):
+        first = 0 if options.window is None else max(0, position - options.window + 1)
+        last = min(position + 1, tokens)
+        if first >= last:
+            continue
+        folded = query[index].view(key.shape[0], -1, key.shape[2])  # [kv_heads, query heads of each, head_dim]
+        scores = (folded @ key[:, first:last].transpose(1, 2)).flatten(0, 1) * options.scale
+        weights = _weights(scores, options, sink_logits)
+        output[index] = (weights.view(key.shape[0], -1, last - first) @ value[:, first:last]).flatten(0, 1)
+        share[:, first:last] += weights
+    return output, share
 
 
 def _weights(scores: Tensor, options: AttentionOptions, sink_logits: Tensor | None) -> Tensor:
