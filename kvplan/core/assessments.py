@@ -1,0 +1,108 @@
+"""What is known of a model on a device, and one setting held against a workload's targets."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.core.latency import TimeEstimate, Timings, mix
+from kvplan.core.memory import MemoryModel
+from kvplan.core.plans import Option, Quantity
+from kvplan.core.quality_bounds import QualityBounds, bound_quality
+from kvplan.core.records import Cell, Quality
+from kvplan.core.specs import DeviceInfo, ModelSpec
+from kvplan.core.verdicts import memory_verdict, quality_verdicts, time_verdict
+from kvplan.core.workloads import Workload
+from kvplan.errors import InputError
+from kvplan_kernels.format import CacheFormat
+
+DEFAULT_PERCENT: Final = 95
+"""The percentile shown where the workload sets no target."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurements:
+    """What is known of one model on one device; all empty without a profile."""
+
+    cells: tuple[Cell, ...] = ()
+    quality: tuple[Quality, ...] = ()
+    device: DeviceInfo | None = None
+
+    def timings(self, form: CacheFormat, block_tokens: int, confidence: float) -> Timings:
+        """Return the cells of one setting; those with rotated buffers and most threads where there are several."""
+        cells = [c for c in self.cells if c.key.format == form.name and c.key.block_tokens == block_tokens]
+        others = [] if form.quantized else [c for c in self.cells if c.key.format != form.name]
+        return Timings(cells=_preferred(cells), others=_preferred(others), confidence=confidence)
+
+    def find_quality(self, form: CacheFormat, block_tokens: int, workload: Workload) -> QualityBounds | None:
+        """Return the bounds of the result with most positions; pages of any size hold the same codes."""
+        found = [q for q in self.quality if q.key.format == form.name and q.key.prefill is workload.prefill]
+        if not found:
+            return None
+        best = max(
+            found,
+            key=lambda q: (bool(q.trials), q.key.block_tokens == block_tokens, sum(d.positions for d in q.documents)),
+        )
+        return bound_quality(best, workload.quality.confidence)
+
+
+def _preferred(cells: Sequence[Cell]) -> tuple[Cell, ...]:
+    cold = [cell for cell in cells if cell.key.cold] or list(cells)
+    threads = max((cell.key.threads for cell in cold), default=0)
+    return tuple(cell for cell in cold if cell.key.threads == threads)
+
+
+def assess(
+    form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, known: Measurements
+) -> Option:
+    """Return one setting with a verdict on every target.
+
+    Raises:
+        UnsupportedFormatError: No kernel takes it with this model.
+    """
+    memory_model = memory_of(form, block_tokens, workload, model, known)
+    memory = memory_model.plan(workload.target.concurrency)
+    timings = known.timings(form, block_tokens, workload.quality.confidence)
+    loads = mix(workload.buckets, workload.target.concurrency)
+    quality = known.find_quality(form, block_tokens, workload) if form.quantized else None
+    ttft = {percent: timings.ttft(workload.buckets, percent) for percent in workload.target.ttft_ms}
+    verdicts = [memory_verdict(memory)]
+    for percent, limit in workload.target.tpot_ms.items():
+        verdicts.append(time_verdict(Quantity.TPOT, percent, limit, timings.tpot(loads, percent)))
+    for percent, limit in workload.target.ttft_ms.items():
+        verdicts.append(time_verdict(Quantity.TTFT, percent, limit, ttft[percent]))
+    verdicts += quality_verdicts(workload.quality, quality, form.quantized)
+    return Option(
+        format=form.name,
+        block_tokens=block_tokens,
+        quantized=form.quantized,
+        memory=memory,
+        sessions=memory_model.sessions(),
+        effective_bits=memory_model.effective_bits(),
+        residual_bytes=memory_model.ring_bytes + memory_model.sink_bytes,
+        tpot=timings.tpot(loads, tpot_percent(workload)),
+        ttft=ttft[max(ttft)] if ttft else TimeEstimate(reason="no target"),
+        shares=timings.shares(loads),
+        quality=quality,
+        verdicts=tuple(verdicts),
+    )
+
+
+def memory_of(
+    form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, known: Measurements
+) -> MemoryModel:
+    """Return the memory of one setting.
+
+    Raises:
+        InputError: Neither the workload nor a profile says how much memory the device has.
+    """
+    memory_bytes = workload.memory_bytes or (known.device.memory_bytes if known.device else None)
+    if memory_bytes is None:
+        raise InputError("the device's memory is not known", hint="add memory: 24GiB to the workload, or give -p")
+    return MemoryModel(
+        model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes
+    )
+
+
+def tpot_percent(workload: Workload) -> int:
+    """Return the percentile of TPOT that a plan shows: the highest with a target."""
+    return max(workload.target.tpot_ms, default=DEFAULT_PERCENT)

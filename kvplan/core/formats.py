@@ -1,0 +1,109 @@
+"""The formats that kvplan has kernels for, and what each takes."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.core.specs import ModelSpec
+from kvplan.errors import UnsupportedFormatError
+from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError, parse
+from kvplan_kernels.layout import KVLayout
+
+REFERENCE_HEAD_DIM: Final = 128
+"""The head size that effective bits are given for where no model is named."""
+_KIVI: Final = "Liu et al. 2024, KIVI, arXiv 2402.02750"
+_KEYS_FIRST: Final = "keys are given more bits than values: Li et al. 2025, KVTuner, arXiv 2502.04420"
+
+FORMATS: Final = {
+    "bf16": "16 bits, unquantized",
+    "fp16": "16 bits, unquantized",
+    "int8": "one scale and minimum a token and head",
+    "k8v4": _KEYS_FIRST,
+    "k8v4-g64": _KEYS_FIRST,
+    "int4": "one scale and minimum a token and head",
+    "int4-g64": "one scale and minimum for 64 channels of a token",
+    "k4v2-g64": _KEYS_FIRST,
+    "int2": "one scale and minimum a token and head",
+    "kivi-k8v8-g64-r128": _KIVI,
+    "kivi-k4v4-g64-r128": _KIVI,
+    "kivi-k4v2-g64-r128": _KIVI,
+    "kivi-k2v2-g64-r128": _KIVI,
+    "kivi-paper": _KIVI,
+}
+"""Named formats and where each comes from; any other name of the grammar works as well."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FormatFacts:
+    """What one format takes.
+
+    Attributes:
+        effective_bits: Bits of one element in pages, scales and minima counted; residual and sinks not.
+        bytes_per_token: Of all layers of a model, marginal; None without a model.
+        fused: By device kind, whether a fused decode kernel takes the format.
+    """
+
+    name: str
+    bits_k: int
+    bits_v: int
+    effective_bits: float
+    source: str
+    fused: dict[str, bool]
+    bytes_per_token: float | None = None
+    unsupported: str = ""
+
+
+def read_format(name: str) -> CacheFormat:
+    """Return the format that *name* stands for.
+
+    Raises:
+        UnsupportedFormatError: The name is unknown, or no kernel here stores such a format.
+    """
+    try:
+        return parse(name)
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(str(error)) from error
+
+
+def growth_bytes(layout: KVLayout, tokens: int) -> float:
+    """Return the bytes that one more token adds to *tokens* in one layer, metadata averaged over its group."""
+    span = max(1, layout.format.key_flush.quantum_tokens) * max(1, layout.format.value_flush.quantum_tokens)
+    return (layout.logical_bytes(tokens + span) - layout.logical_bytes(tokens)) / span
+
+
+def _settled_tokens(form: CacheFormat) -> int:
+    """Return a length at which residual and sinks are full."""
+    return form.sink_tokens + form.key_flush.held_tokens_max + form.value_flush.held_tokens_max + 1
+
+
+def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
+    """Return the facts of one format, for *model* where given, else for head size 128."""
+    form = read_format(name)
+    block_tokens = max(64, form.key.group_size or 0)
+    layouts: list[KVLayout] = []
+    unsupported = ""
+    try:
+        layouts = (
+            [layer.layout(form, block_tokens, model.float_type) for layer in model.layers] if model
+            else [_reference_layout(form, block_tokens)]
+        )
+    except UnsupportedError as error:
+        unsupported = str(error)
+    grown = sum(growth_bytes(layout, _settled_tokens(form)) for layout in layouts)
+    elements = sum(2 * layout.kv_heads * layout.head_dim for layout in layouts)
+    return FormatFacts(
+        name=form.name,
+        bits_k=form.key.bits,
+        bits_v=form.value.bits,
+        effective_bits=8 * grown / elements if elements else float("nan"),
+        source=FORMATS.get(name, "a name of the grammar"),
+        fused={"cpu": not unsupported, "cuda": False},
+        bytes_per_token=grown if model and layouts else None,
+        unsupported=unsupported,
+    )
+
+
+def _reference_layout(form: CacheFormat, block_tokens: int) -> KVLayout:
+    return KVLayout(
+        format=form, kv_heads=1, head_dim=REFERENCE_HEAD_DIM, block_tokens=block_tokens,
+        float_type=form.float_type or FloatType.BF16,
+    )

@@ -1,0 +1,235 @@
+"""How much memory a setting takes, term by term, and how many sessions fit.
+
+The counts are those of kvplan's own runtime: every layer keeps every token (a sliding layer too, and masks by window),
+a block number means the same page in all layers, and full blocks of a shared prefix are held once.
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from kvplan.core.specs import Evidence, ModelSpec
+from kvplan.core.workloads import Bucket, Prefill, Workload
+from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan_kernels.format import CacheFormat, UnsupportedError
+from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout
+
+SESSIONS_MAX: Final = 1 << 20
+"""Where the search for the largest concurrency stops."""
+WEIGHT_BITS: Final = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
+_SEQUENCE_ENTRY_BYTES: Final = 8
+"""Slot and length of a sequence, int32 each."""
+_MLP_WIDTHS: Final = 8
+"""Hidden sizes that gate, up and their product are allowed together: a model's MLP is at most 4 hidden sizes wide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """One named part of the memory.
+
+    Attributes:
+        formula: What it is made of.
+    """
+
+    name: str
+    bytes: int
+    formula: str
+    evidence: Evidence = Evidence.EXACT
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryPlan:
+    """What a setting takes at a concurrency, against what there is.
+
+    Attributes:
+        limit_bytes: Of the device, memory_utilization applied.
+    """
+
+    weights: Term
+    cache: tuple[Term, ...]
+    working: tuple[Term, ...]
+    limit_bytes: int
+
+    @property
+    def terms(self) -> tuple[Term, ...]:
+        """All parts, largest things first as a reader asks for them."""
+        return (self.weights, *self.cache, *self.working)
+
+    @property
+    def cache_bytes(self) -> int:
+        """Pages, residuals, sinks and block tables."""
+        return sum(term.bytes for term in self.cache)
+
+    @property
+    def need_bytes(self) -> int:
+        """All terms together."""
+        return sum(term.bytes for term in self.terms)
+
+    @property
+    def free_for_cache_bytes(self) -> int:
+        """What weights and working memory leave."""
+        return self.limit_bytes - self.weights.bytes - sum(term.bytes for term in self.working)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the need is within the limit."""
+        return self.need_bytes <= self.limit_bytes
+
+
+def layer_layouts(model: ModelSpec, form: CacheFormat, block_tokens: int) -> tuple[tuple[KVLayout, int], ...]:
+    """Return the distinct layouts of the model's layers, each with its number of layers.
+
+    Raises:
+        UnsupportedFormatError: No kernel takes the format with this model and block size.
+    """
+    try:
+        layouts = [layer.layout(form, block_tokens, model.float_type) for layer in model.layers]
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"{form} on {model.name}: {error}") from error
+    return tuple(Counter(layouts).items())
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryModel:
+    """The memory of one model with one setting under one workload, as a function of concurrency.
+
+    Attributes:
+        memory_bytes: Of the whole device.
+    """
+
+    model: ModelSpec
+    workload: Workload
+    form: CacheFormat
+    block_tokens: int
+    memory_bytes: int
+
+    @cached_property
+    def layouts(self) -> tuple[tuple[KVLayout, int], ...]:
+        """Distinct layouts with their number of layers."""
+        return layer_layouts(self.model, self.form, self.block_tokens)
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of one block: a page in every layer."""
+        return sum(layers * layout.page_bytes for layout, layers in self.layouts)
+
+    @cached_property
+    def ring_bytes(self) -> int:
+        """Bytes of one sequence's 16-bit residual in all layers."""
+        return sum(layers * layout.ring_bytes for layout, layers in self.layouts)
+
+    @cached_property
+    def sink_bytes(self) -> int:
+        """Bytes of one sequence's sinks in all layers."""
+        return sum(layers * layout.sink_bytes for layout, layers in self.layouts)
+
+    def sequence_bytes(self, bucket: Bucket) -> int:
+        """Return the cache of one sequence of the bucket at full length, nothing shared."""
+        return self.blocks(bucket.total_tokens) * self.block_bytes + self.ring_bytes + self.sink_bytes
+
+    def blocks(self, tokens: int) -> int:
+        """Return the blocks of a sequence of *tokens*; the same in every layer."""
+        return self.layouts[0][0].blocks(tokens)
+
+    def shared_blocks(self, bucket: Bucket) -> int:
+        """Return the whole blocks at the start that all sequences of the bucket can hold together."""
+        if not self.workload.prefix_caching:
+            return 0
+        layout = self.layouts[0][0]
+        whole = max(0, bucket.shared_prefix_tokens - self.form.sink_tokens)
+        return min(whole, *layout.quantized_tokens(bucket.total_tokens)) // self.block_tokens
+
+    def pool_blocks(self, concurrency: int) -> int:
+        """Return the blocks that all sequences hold at full length."""
+        total = 0
+        for bucket in self.workload.buckets:
+            sequences, shared = bucket.sequences(concurrency), self.shared_blocks(bucket)
+            if sequences:
+                total += sequences * (self.blocks(bucket.total_tokens) - shared) + shared
+        return total
+
+    def plan(self, concurrency: int) -> MemoryPlan:
+        """Return every term at *concurrency*."""
+        return MemoryPlan(
+            weights=self.weights,
+            cache=self._cache_terms(concurrency),
+            working=self._working_terms(concurrency),
+            limit_bytes=int(self.memory_bytes * self.workload.memory_utilization),
+        )
+
+    @cached_property
+    def weights(self) -> Term:
+        """The weights as they are held.
+
+        Raises:
+            InputError: The model's files say nothing of its weights.
+        """
+        model, kind = self.model, self.workload.weights
+        if kind not in WEIGHT_BITS:
+            raise InputError(f"weights {kind!r} are not known", hint=f"use one of {', '.join(WEIGHT_BITS)}")
+        if WEIGHT_BITS[kind] == 16 and model.weight_bytes is not None:
+            return Term("weights", model.weight_bytes, "as loaded, 16 bits", model.weight_evidence)
+        if model.parameters is None:
+            raise InputError(f"{model.name} has no weights to count", hint="name a model with its weights")
+        size = model.parameters * WEIGHT_BITS[kind] // 8
+        return Term("weights", size, f"{model.parameters} parameters x {WEIGHT_BITS[kind]} bits, no scales",
+                    Evidence.PREDICTED)
+
+    def _cache_terms(self, concurrency: int) -> tuple[Term, ...]:
+        sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
+        blocks = self.pool_blocks(concurrency)
+        entry, pair = BLOCK_TABLE_ENTRY_BYTES, _SEQUENCE_ENTRY_BYTES
+        return (
+            Term("pages", blocks * self.block_bytes,
+                 f"{blocks} blocks of {self.block_tokens} tokens x {self.block_bytes} B in all layers"),
+            Term("residual", sequences * self.ring_bytes, f"{sequences} sequences x {self.ring_bytes} B in 16 bits"),
+            Term("sinks", sequences * self.sink_bytes, f"{sequences} sequences x {self.sink_bytes} B in 16 bits"),
+            Term("block tables", sequences * (blocks * entry + pair),
+                 f"{sequences} sequences x ({blocks} blocks x {entry} B + {pair} B)"),
+        )
+
+    def _working_terms(self, concurrency: int) -> tuple[Term, ...]:
+        model = self.model
+        sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
+        tokens = max(self._chunk_tokens(), sequences)
+        head_dim = max(layer.head_dim for layer in model.layers)
+        kv_heads = max(layer.kv_heads for layer in model.layers)
+        width = (2 + _MLP_WIDTHS) * model.hidden_size + 2 * (model.query_heads + kv_heads) * head_dim
+        state = model.query_heads * (head_dim + 2)
+        return (
+            Term("activations", tokens * width * 2,
+                 f"{tokens} tokens x 16 bits x ({2 + _MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
+                 Evidence.PREDICTED),
+            Term("logits", sequences * model.vocab_size * 6,
+                 f"{sequences} sequences x {model.vocab_size} tokens x (16 + 32 bits)", Evidence.PREDICTED),
+            Term("attention workspace", sequences * state * 4,
+                 f"{sequences} sequences x query heads x (head size + 2) x 32 bits", Evidence.PREDICTED),
+        )
+
+    def _chunk_tokens(self) -> int:
+        """Return the most prompt tokens of one forward pass: `exact` computes a prompt whole."""
+        longest = max(bucket.prompt_tokens for bucket in self.workload.buckets)
+        return longest if self.workload.prefill is Prefill.EXACT else min(longest, self.workload.max_batched_tokens)
+
+    def sessions(self) -> int:
+        """Return the largest concurrency that fits, each bucket holding ceil(share x concurrency) sequences."""
+        low, high = 0, 1
+        while high <= SESSIONS_MAX and self.plan(high).fits:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.plan(middle).fits else (low, middle)
+        return low
+
+    def effective_bits(self) -> float:
+        """Return bits of one element over the workload's mix at full length, residual and metadata counted."""
+        loads = [(b.total_tokens, b.share) for b in self.workload.buckets]
+        stored = sum(share * sum(n * layout.logical_bytes(t) for layout, n in self.layouts) for t, share in loads)
+        return 8 * stored / _elements(self.layouts, loads)
+
+
+def _elements(layouts: Sequence[tuple[KVLayout, int]], loads: Sequence[tuple[int, float]]) -> float:
+    per_token = sum(layers * 2 * layout.kv_heads * layout.head_dim for layout, layers in layouts)
+    return per_token * sum(tokens * share for tokens, share in loads)

@@ -1,0 +1,94 @@
+"""The least aggressive setting that meets every target, or what would make the target reachable."""
+
+from collections.abc import Iterator, Sequence
+from math import inf
+
+from kvplan.core.assessments import Measurements, assess, tpot_percent
+from kvplan.core.formats import read_format
+from kvplan.core.plans import Option, Outcome, Plan, Status
+from kvplan.core.remedies import find_remedies
+from kvplan.core.sentences import bottleneck, remarks, sentence
+from kvplan.core.specs import ModelSpec
+from kvplan.core.workloads import Workload
+from kvplan.errors import UnsupportedFormatError
+from kvplan_kernels.format import CacheFormat
+
+
+def make_plan(workload: Workload, model: ModelSpec, known: Measurements) -> Plan:
+    """Return the recommendation.
+
+    Raises:
+        InputError: The memory or the weights are not known.
+        UnsupportedFormatError: No kernel takes any of the search's settings with this model.
+    """
+    options, refused = _options(workload, model, known)
+    fitting = [option for option in options if option.status is Status.FITS]
+    blockers = _blockers(options, fitting[0] if fitting else None)
+    outcome = _outcome(options, fitting, blockers)
+    pick = fitting[0] if outcome in (Outcome.KEEP_16_BIT, Outcome.QUANTIZE) else None
+    missing = blockers if outcome is Outcome.UNDECIDED else []
+    return Plan(
+        outcome=outcome,
+        sentence=sentence(outcome, options, pick, fitting, blockers, workload),
+        concurrency=workload.target.concurrency,
+        percent=tpot_percent(workload),
+        pick=pick,
+        options=options,
+        refused=refused,
+        device=known.device.name if known.device else "",
+        remedies=find_remedies(options, workload, model, known) if outcome is Outcome.NOTHING_FITS else (),
+        missing=tuple((o.format, o.block_tokens, str(gap.quantity)) for o in missing for gap in o.gaps),
+        remarks=remarks(options, pick, workload, model),
+        bottleneck=bottleneck(pick) if pick else "",
+    )
+
+
+def _blockers(options: Sequence[Option], first: Option | None) -> list[Option]:
+    """Return the less aggressive settings that might fit, had they been measured."""
+    found: list[Option] = []
+    for option in options:
+        if first is not None and option.format == first.format:
+            break
+        if option.status is Status.UNDECIDED and (option.gaps or first is None):
+            found.append(option)
+    return found
+
+
+def _outcome(options: Sequence[Option], fitting: Sequence[Option], blockers: Sequence[Option]) -> Outcome:
+    if blockers:
+        return Outcome.UNDECIDED
+    if not fitting:
+        return Outcome.NOTHING_FITS
+    return Outcome.QUANTIZE if fitting[0].quantized else Outcome.KEEP_16_BIT
+
+
+def _options(
+    workload: Workload, model: ModelSpec, known: Measurements
+) -> tuple[tuple[Option, ...], tuple[tuple[str, str], ...]]:
+    """Return every setting that kernels take, least aggressive first, and those that they refuse."""
+    options: list[Option] = []
+    refused: list[tuple[str, str]] = []
+    for form, block_tokens in _settings(workload, model):
+        try:
+            options.append(assess(form, block_tokens, workload, model, known))
+        except UnsupportedFormatError as error:
+            refused.append((f"{form} block {block_tokens}", error.message))
+    if not options:
+        raise UnsupportedFormatError(refused[0][1])
+    own = str(model.float_type)
+    options.sort(key=lambda o: (o.quantized, o.format != own if not o.quantized else False, *_aggressiveness(o)))
+    return tuple(options), tuple(refused)
+
+
+def _aggressiveness(option: Option) -> tuple[float, str, int, float, int]:
+    time_s = option.tpot.value_s if option.tpot.value_s is not None else inf
+    return (-round(option.effective_bits, 6), option.format, option.residual_bytes, time_s, option.block_tokens)
+
+
+def _settings(workload: Workload, model: ModelSpec) -> Iterator[tuple[CacheFormat, int]]:
+    names = dict.fromkeys(read_format(name).name for name in workload.search.formats)
+    if all(read_format(name).quantized for name in names):
+        names = {str(model.float_type): None} | names
+    for name in names:
+        for block_tokens in workload.search.block_tokens:
+            yield read_format(name), block_tokens

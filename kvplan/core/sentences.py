@@ -1,0 +1,149 @@
+"""A plan in words: one sentence of verdict, the next bottleneck, and what else to know."""
+
+from collections.abc import Sequence
+
+from kvplan.core.formats import read_format
+from kvplan.core.plans import Gap, Option, Outcome, Quantity, Status, Verdict
+from kvplan.core.specs import LayerKind, ModelSpec
+from kvplan.core.verdicts import quality_text
+from kvplan.core.workloads import Workload
+from kvplan.units import format_bytes, format_seconds
+
+NOTABLE_SLOWDOWN = 1.02
+"""A step this much slower than with 16 bits is worth a sentence."""
+
+
+def sentence(
+    outcome: Outcome,
+    options: Sequence[Option],
+    pick: Option | None,
+    fitting: Sequence[Option],
+    blockers: Sequence[Option],
+    workload: Workload,
+) -> str:
+    """Return the verdict in one sentence."""
+    baseline = next(option for option in options if not option.quantized)
+    if outcome is Outcome.UNDECIDED:
+        return _undecided(fitting, blockers)
+    if pick is None:
+        return _nothing(options, workload)
+    if outcome is Outcome.KEEP_16_BIT:
+        return f"Keep 16 bits: {_cache_room(pick, workload)}, and {_others_met(workload)}."
+    farther = any(option.effective_bits < pick.effective_bits for option in options if option.quantized)
+    return f"{_why_not(baseline, workload)}: quantize {bits_text(pick)}{', not further' if farther else ''}."
+
+
+def bits_text(option: Option) -> str:
+    """Return what a setting does to K and V: 'to 8 bits', 'K to 8 bits and V to 4'."""
+    form = read_format(option.format)
+    if form.key.bits == form.value.bits:
+        return f"to {form.key.bits} bits"
+    return f"K to {form.key.bits} bits and V to {form.value.bits}"
+
+
+def _cache_room(option: Option, workload: Workload) -> str:
+    sessions, cache = workload.target.concurrency, format_bytes(option.memory.cache_bytes)
+    free = format_bytes(max(0, option.memory.free_for_cache_bytes))
+    return f"{sessions} session{'s need' if sessions != 1 else ' needs'} {cache} of 16-bit KV cache and {free} are free"
+
+
+def _others_met(workload: Workload) -> str:
+    timed = bool(workload.target.tpot_ms or workload.target.ttft_ms)
+    return "every target is met" if timed else "no time was asked for"
+
+
+def _why_not(option: Option, workload: Workload) -> str:
+    """Return what is against 16 bits, as the start of a sentence."""
+    reasons = []
+    for verdict in option.verdicts:
+        if verdict.status is Status.FITS:
+            continue
+        if verdict.quantity is Quantity.MEMORY:
+            reasons.append(_cache_room(option, workload))
+        else:
+            reasons.append(f"{verdict_name(verdict)} is {verdict.reason} with 16 bits")
+    text = ", and ".join(reasons) or "16 bits is not wanted"
+    return text[0].upper() + text[1:]
+
+
+def verdict_name(verdict: Verdict) -> str:
+    """Return the name of a target: 'TPOT p95', 'mean KL divergence'."""
+    if verdict.quantity in (Quantity.TPOT, Quantity.TTFT):
+        return f"{verdict.quantity.upper()} p{verdict.percent}"
+    return str(verdict.quantity)
+
+
+def _undecided(fitting: Sequence[Option], blockers: Sequence[Option]) -> str:
+    first = blockers[0]
+    verdict = next(v for v in first.verdicts if v.status is Status.UNDECIDED)
+    what = f"{first.label}: {verdict_name(verdict)}, {verdict.reason}"
+    if fitting:
+        return f"Undecided: {fitting[0].label} meets every target, but a less aggressive setting might too ({what})."
+    return f"Undecided: no setting is known to meet every target ({what})."
+
+
+def _nothing(options: Sequence[Option], workload: Workload) -> str:
+    closest = min(options, key=lambda o: sum(v.status is not Status.FITS for v in o.verdicts))
+    failing = [v for v in closest.verdicts if v.status is Status.OVER]
+    against = "; ".join(f"{verdict_name(v)} {v.reason}" for v in failing)
+    count = workload.target.concurrency
+    return f"Nothing fits {count} session{'s' * (count != 1)}: with {closest.label}, {against}."
+
+
+def bottleneck(pick: Option) -> str:
+    """Return what takes most of a step, and what limits the number of sessions."""
+    shares = pick.shares
+    room = f"Memory holds {pick.sessions} sessions."
+    if shares is None:
+        return f"Next bottleneck: not known, no step was measured at this load. {room}"
+    parts = {
+        "reading the weights and the rest of the model": shares.rest,
+        "attention over the cache": shares.attention,
+        "quantizing new tokens": shares.append,
+    }
+    name, share = max(parts.items(), key=lambda item: item[1])
+    text = f"Next bottleneck: {name} ({100 * share:.0f}% of a step)."
+    if shares.attention < shares.rest:
+        text += " Fewer bits would add sessions, not speed."
+    return f"{text} {room}"
+
+
+def remarks(options: Sequence[Option], pick: Option | None, workload: Workload, model: ModelSpec) -> tuple[str, ...]:
+    """Return further things to know, most pressing first."""
+    found = []
+    if pick is not None:
+        found += _pick_remarks(options, pick, workload)
+    if workload.target.ttft_ms:
+        found.append("TTFT is prefill and packing of one prompt; time spent queueing is not in it.")
+    if any(layer.kind is LayerKind.SLIDING for layer in model.layers):
+        found.append("Sliding-window layers keep every token in kvplan's runtime, and are counted so.")
+    return tuple(found)
+
+
+def _pick_remarks(options: Sequence[Option], pick: Option, workload: Workload) -> list[str]:
+    found = []
+    for option in options[: options.index(pick)]:
+        spread = [v for v in option.verdicts if v.gap is Gap.SPREAD]
+        if option.status is Status.UNDECIDED and spread:
+            found.append(f"{option.label} may do as well: {verdict_name(spread[0])} {spread[0].reason}.")
+    if pick.shares and pick.quantized and pick.shares.slowdown and pick.shares.slowdown >= NOTABLE_SLOWDOWN:
+        slower = 100 * (pick.shares.slowdown - 1)
+        found.append(f"{pick.label} makes a step {slower:.0f}% slower than 16 bits: it buys sessions, not speed.")
+    if pick.quantized and not workload.quality.constrains:
+        found.append(f"The workload sets no quality budget{_known_quality(pick)}.")
+    if pick.quality and pick.quality.quantized_positions < pick.quality.positions / 2:
+        share = 100 * pick.quality.quantized_positions / pick.quality.positions
+        found.append(f"Only {share:.0f}% of the scored positions attended to quantized tokens: score longer text.")
+    return found
+
+
+def _known_quality(pick: Option) -> str:
+    if pick.quality is None:
+        return ", and quality was not measured"
+    increase = quality_text(Quantity.PERPLEXITY, pick.quality.perplexity_increase.estimate)
+    return f"; perplexity changes by {increase} with {pick.label}"
+
+
+def tpot_text(option: Option) -> str:
+    """Return the time a token takes, and '-' where it is not known."""
+    return "-" if option.tpot.value_s is None else format_seconds(option.tpot.value_s)
