@@ -31,7 +31,8 @@ class Step(Protocol):
         Args:
             layer: Index of the layer that calls.
             query: [batch, query_heads, tokens, head_dim].
-            key: New keys only, [batch, kv_heads, tokens, head_dim]; value as key.
+            key: New keys only, [batch, kv_heads, tokens, head_dim].
+            value: As key.
             asked: What else the model passed.
         """
 

@@ -8,12 +8,9 @@ from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 
-
-from kvplan_kernels.cache import TORCH_FLOAT
-
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import InputError, MissingPartError, UnsupportedModelError
-
+from kvplan_kernels.cache import TORCH_FLOAT
 
 
 def cache_root() -> Path:
@@ -55,7 +52,14 @@ def _conversion_name(path: Path, spec: ModelSpec) -> str:
     import transformers
 
     state = path.stat()
-    parts = (spec.digest, str(path.resolve()), state.st_size, state.st_mtime_ns, spec.float_type, transformers.__version__)
+    parts = (
+        spec.digest,
+        str(path.resolve()),
+        state.st_size,
+        state.st_mtime_ns,
+        spec.float_type,
+        transformers.__version__,
+    )
     return sha256("\0".join(map(str, parts)).encode()).hexdigest()[:32]
 
 

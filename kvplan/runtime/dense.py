@@ -1,12 +1,13 @@
-"""Attention over fresh 16-bit K and V, for the first tokens of a sequence: what a model's own prefill computes."""
+"""Attention over dense K and V: what a model's own prefill computes, and the second half of the unfused path."""
 
 from dataclasses import dataclass
 from typing import Final
 
 import torch
-from kvplan_kernels.cache import AttentionOptions
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
+
+from kvplan_kernels.cache import AttentionOptions
 
 _QUERIES_AT_ONCE: Final = 512
 """Bounds the scores that are alive; changes no result."""
@@ -46,8 +47,10 @@ def attend_fresh(query: Tensor, key: Tensor, value: Tensor, attention: LayerAtte
     for start in range(0, tokens, _QUERIES_AT_ONCE):
         end = min(tokens, start + _QUERIES_AT_ONCE)
         first = 0 if window is None else max(0, start - window + 1)
-        attend = _attend_masked if plain else _attend_scores
-        parts.append(attend(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], attention))
+        allowed = _allowed(end - start, end - first, window)
+        parts.append(
+            attend_masked(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], allowed, attention)
+        )
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
@@ -59,21 +62,31 @@ def _allowed(queries: int, keys: int, window: int | None) -> Tensor:
     return mask if window is None else mask & (token > position - window)
 
 
-def _attend_masked(query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
-    mask = _allowed(query.shape[2], key.shape[2], attention.options.window)
-    return scaled_dot_product_attention(
-        query, key, value, attn_mask=mask, scale=attention.options.scale, enable_gqa=key.shape[1] != query.shape[1]
-    )
+def attend_masked(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, attention: LayerAttention) -> Tensor:
+    """Return attention to the tokens that *allowed*, bool [..., queries, tokens], lets each query see.
+
+    Shapes are those of `attend_fresh`, as is the result but for its order: [batch, query_heads, queries, head_dim].
+    """
+    if attention.options.softcap is None and attention.sink_logits is None:
+        return scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=allowed,
+            scale=attention.options.scale,
+            enable_gqa=key.shape[1] != query.shape[1],
+        )
+    return _attend_scores(query, key, value, allowed, attention)
 
 
-def _attend_scores(query: Tensor, key: Tensor, value: Tensor, attention: LayerAttention) -> Tensor:
+def _attend_scores(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, attention: LayerAttention) -> Tensor:
     """Attend in float32 with softcap and sink logits, which torch's own function does not take."""
     options, ratio = attention.options, query.shape[1] // key.shape[1]
     keys = key.float().repeat_interleave(ratio, dim=1)
     scores = query.float() @ keys.transpose(2, 3) * options.scale
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    scores.masked_fill_(~_allowed(query.shape[2], key.shape[2], options.window), -torch.inf)
+    scores.masked_fill_(~allowed, -torch.inf)
     if attention.sink_logits is not None:
         sinks = attention.sink_logits.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
         weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]

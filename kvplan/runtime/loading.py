@@ -6,7 +6,6 @@ from typing import Any, Final
 
 import psutil
 import torch
-from kvplan_kernels.cache import TORCH_FLOAT
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, InputError, UnsupportedModelError
@@ -15,6 +14,7 @@ from kvplan.runtime.dense import LayerAttention
 from kvplan.runtime.probe import probe
 from kvplan.store.models import load_model_spec
 from kvplan.units import format_bytes
+from kvplan_kernels.cache import TORCH_FLOAT
 
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _WORKING_SHARE: Final = 1.1

@@ -1,17 +1,19 @@
 """Which implementation of the cache operations a runtime calls: chosen by name, never by what happens to work."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
 from typing import Final, Protocol
 
-from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
-from kvplan_kernels.decode.result import DecodeResult
+import torch
 from torch import Tensor
 
 from kvplan.errors import MissingPartError
+from kvplan.runtime.dense import LayerAttention, attend_masked
+from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
+from kvplan_kernels.decode.result import DecodeResult
 
 
 class Kernel(StrEnum):
@@ -81,6 +83,37 @@ def load_ops(kernel: Kernel | str, threads: int | None = None) -> Ops:
         decode=partial(decode, threads=threads),
         dequantize=partial(dequantize, threads=threads),
     )
+
+
+def unfused(ops: Ops) -> Ops:
+    """Return *ops* with the decode of an engine without fusion: dequantize to a temporary, then torch's attention."""
+
+    def decode(
+        cache: LayerCache,
+        batch: Batch,
+        query: Tensor,
+        options: AttentionOptions,
+        *,
+        sink_logits: Tensor | None = None,
+        positions: Tensor | None = None,
+        received: bool = False,
+    ) -> DecodeResult:
+        if received:
+            raise ValueError("torch's attention does not tell what each token received")
+        key, value = ops.dequantize(cache, batch)
+        if positions is None:
+            positions = batch.lengths[:, None] - query.shape[1] + torch.arange(query.shape[1])
+        token = torch.arange(key.shape[2])
+        allowed = (token <= positions[..., None]) & (token < batch.lengths[:, None, None])
+        if options.window is not None:
+            allowed &= token > positions[..., None] - options.window
+        attention = LayerAttention(options=options, sink_logits=sink_logits)
+        output = attend_masked(
+            query.transpose(1, 2), key.to(query.dtype), value.to(query.dtype), allowed[:, None], attention
+        )
+        return DecodeResult(output=output.transpose(1, 2).float())
+
+    return replace(ops, name=f"torch-sdpa+{ops.name}", decode=decode)
 
 
 def _cpu_variant() -> str:

@@ -4,12 +4,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
-from kvplan_kernels.cache import Batch, LayerCache
-from kvplan_kernels.format import CacheFormat, UnsupportedError
-from kvplan_kernels.layout import KVLayout, ceil_div
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, UnsupportedFormatError
+from kvplan_kernels.cache import Batch, LayerCache
+from kvplan_kernels.format import CacheFormat, UnsupportedError
+from kvplan_kernels.layout import KVLayout, ceil_div
 
 _UNUSED: Final = 0
 
@@ -40,7 +40,8 @@ class CachePool:
         self.format = form
         self.block_tokens = block_tokens
         self.caches = tuple(
-            LayerCache.allocate(layout, blocks=blocks, slots=slots) for layout in layer_layouts(spec, form, block_tokens)
+            LayerCache.allocate(layout, blocks=blocks, slots=slots)
+            for layout in layer_layouts(spec, form, block_tokens)
         )
         self.layout: KVLayout = self.caches[0].layout
         self._free_blocks = list(range(blocks - 1, -1, -1))

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from kvplan_kernels.cache import AttentionOptions
 from torch import Tensor
 
 from kvplan.core.specs import LayerSpec, ModelSpec
@@ -16,6 +15,7 @@ from kvplan.errors import UnsupportedModelError
 from kvplan.runtime.attention import Asked, handover_cache, running, switch
 from kvplan.runtime.dense import LayerAttention
 from kvplan.runtime.forward import forward
+from kvplan_kernels.cache import AttentionOptions
 
 _PROBE_TOKENS: Final = 2
 _HONOURED: Final = frozenset({"scaling", "softcap", "s_aux", "sliding_window"})

@@ -6,8 +6,6 @@ from time import perf_counter
 from typing import Any, Final
 
 import torch
-from kvplan_kernels.cache import Batch
-from kvplan_kernels.format import CacheFormat, UnsupportedError
 from torch import Tensor
 
 from kvplan.core.workloads import Prefill
@@ -19,6 +17,8 @@ from kvplan.runtime.forward import forward
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops
 from kvplan.runtime.pool import CachedSequence, CachePool
+from kvplan_kernels.cache import Batch
+from kvplan_kernels.format import CacheFormat, UnsupportedError
 
 MAX_BATCHED_TOKENS: Final = 8192
 

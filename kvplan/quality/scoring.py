@@ -1,0 +1,204 @@
+"""Quality results of several formats from one pass over the data: the 16-bit reference is computed once."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvplan import __version__
+from kvplan.core.records import DocumentScore, Quality, QualityKey, RetrievalTrial
+from kvplan.core.workloads import Prefill
+from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan.quality.compare import score_documents, score_trials
+from kvplan.quality.lanes import Lane, Lanes, reference_format
+from kvplan.quality.passages import Passage, cut_documents, data_digest, opening_ids, tokenize
+from kvplan.quality.retrieval import TEXT_FORM, make_trials, read_form
+from kvplan.runtime.loading import LoadedModel
+from kvplan.runtime.ops import QUERIES_MAX, Kernel
+from kvplan_kernels.format import CacheFormat, UnsupportedError, parse
+
+_BATCH: Final = 8
+_SEED: Final = 20260801
+
+Progress = Callable[[float], None]
+"""Hears the share of the work that is done, 0 to 1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QualityOptions:
+    """How quality is scored.
+
+    Attributes:
+        context_tokens: Of a document and of a retrieval trial; the last quarter of a document is scored.
+        documents: None takes what the text holds, up to 16.
+        chunk_tokens: The most tokens of one forward pass, 1 to 32; fewer where a format's flushes demand it.
+        prefill: Whether prompts are computed in 16 bits and then packed, or read the cache in chunks.
+        batch: Passages computed at once.
+    """
+
+    block_tokens: int = 64
+    context_tokens: int = 1024
+    documents: int | None = None
+    trials: int = 16
+    chunk_tokens: int = QUERIES_MAX
+    prefill: Prefill = Prefill.EXACT
+    kernel: Kernel = Kernel.CPU
+    threads: int | None = None
+    batch: int = _BATCH
+    seed: int = _SEED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class QualityData:
+    """What is scored; the same for every format."""
+
+    documents: tuple[Passage, ...]
+    trials: tuple[Passage, ...]
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of all token ids."""
+        return data_digest([*self.documents, *self.trials])
+
+
+def prepare(loaded: LoadedModel, options: QualityOptions, text: str | None = None) -> QualityData:
+    """Cut *text* into documents and retrieval trials for a model's tokenizer.
+
+    Args:
+        loaded: The model.
+        options: Lengths and counts.
+        text: None is the held-out text that ships with kvplan: Python documentation.
+
+    Raises:
+        InputError: The model has no tokenizer, the context is longer than it takes, or the text is too short.
+    """
+    context = options.context_tokens
+    if loaded.tokenizer is None:
+        raise InputError(f"{loaded.spec.name} holds no tokenizer, and quality is scored on text")
+    if context >= loaded.spec.context_tokens:
+        raise InputError(f"a context of {context} tokens; {loaded.spec.name} takes {loaded.spec.context_tokens - 1}")
+    stream = tokenize(loaded.tokenizer, _held_out_text() if text is None else text)
+    opening = opening_ids(loaded.tokenizer)
+    documents = cut_documents(stream, opening, context_tokens=context, documents=options.documents)
+    form = _trial_form(loaded)
+    trials: list[Passage] = []
+    if options.trials:
+        longest = min(context, form.longest_tokens or context)
+        trials = make_trials(
+            loaded.tokenizer, stream, opening, form, context_tokens=longest, trials=options.trials, seed=options.seed
+        )
+    return QualityData(documents=tuple(documents), trials=tuple(trials))
+
+
+def score(
+    loaded: LoadedModel,
+    formats: Sequence[str],
+    options: QualityOptions | None = None,
+    *,
+    text: str | None = None,
+    progress: Progress = lambda _: None,
+) -> list[Quality]:
+    """Return what each of *formats* costs the model, in order.
+
+    The model's own 16-bit format is the reference. Where it is among *formats* its row is the noise floor: torch's
+    attention over the same 16-bit cache, which differs only in how it rounds.
+
+    Raises:
+        InputError: No scored position of some format attends to a quantized token: the result would be of nothing.
+        UnsupportedFormatError: No kernel takes a format.
+    """
+    options = options or QualityOptions()
+    data = prepare(loaded, options, text)
+    reference = reference_format(loaded.spec)
+    forms = [_parsed(name) for name in formats]
+    lanes = [Lane(format=reference), *(Lane(format=form, unfused=form == reference) for form in forms)]
+    work = Lanes(
+        loaded,
+        lanes,
+        block_tokens=options.block_tokens,
+        tokens=max(passage.tokens for passage in (*data.documents, *data.trials)),
+        batch=min(options.batch, max(len(data.documents), len(data.trials))),
+        chunk_tokens=options.chunk_tokens,
+        prefill=options.prefill,
+        kernel=options.kernel,
+        threads=options.threads,
+    )
+    heard = _heard(progress, data, len(lanes), options.prefill)
+    documents = score_documents(work.run(data.documents, heard), data.documents, forms, loaded.spec)
+    _check_quantized(forms, documents, data.documents)
+    trials: Sequence[tuple[RetrievalTrial, ...]] = [()] * len(forms)
+    if data.trials:
+        trials = score_trials(work.run(data.trials, heard), data.trials, len(lanes))
+    _check_poisoned(forms, work.poisoned_groups[1:])
+    return [
+        Quality(key=_key(loaded, lane, options, data.digest, work), documents=documents[i], trials=trials[i])
+        for i, lane in enumerate(lanes[1:])
+    ]
+
+
+def _held_out_text() -> str:
+    from kvplan_profiles import held_out_text
+
+    return held_out_text()
+
+
+def _trial_form(loaded: LoadedModel) -> Any:
+    if loaded.spec.name != "demo":
+        return TEXT_FORM
+    from kvplan_profiles import demo_retrieval_path
+
+    return read_form(demo_retrieval_path())
+
+
+def _parsed(name: str) -> CacheFormat:
+    try:
+        return parse(name)
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(str(error)) from error
+
+
+def _heard(progress: Progress, data: QualityData, lanes: int, prefill: Prefill) -> Callable[[int], None]:
+    passages = [*data.documents, *data.trials]
+    prefills = 1 if prefill is Prefill.EXACT else lanes
+    total = sum(prefills * len(passage.prompt) + lanes * len(passage.fed) for passage in passages)
+    done = 0
+
+    def add(tokens: int) -> None:
+        nonlocal done
+        done += tokens
+        progress(done / total)
+
+    return add
+
+
+def _check_quantized(
+    forms: Sequence[CacheFormat], scores: Sequence[tuple[DocumentScore, ...]], passages: Sequence[Passage]
+) -> None:
+    for form, documents in zip(forms, scores, strict=True):
+        if form.quantized and not any(document.quantized_positions for document in documents):
+            raise InputError(
+                f"format {form}: no scored position attends to a quantized token; prompts have "
+                f"{len(passages[0].prompt)} tokens, {form.residual_tokens} newest and {form.sink_tokens} first tokens "
+                "stay in 16 bits",
+                hint="use a longer context",
+            )
+
+
+def _check_poisoned(forms: Sequence[CacheFormat], poisoned_groups: Sequence[int]) -> None:
+    for form, groups in zip(forms, poisoned_groups, strict=True):
+        if groups:
+            raise UnsupportedFormatError(
+                f"format {form}: {groups} groups of this model's keys and values overflow their fp16 scale and minimum"
+            )
+
+
+def _key(loaded: LoadedModel, lane: Lane, options: QualityOptions, digest: str, work: Lanes) -> QualityKey:
+    return QualityKey(
+        model_digest=loaded.spec.digest,
+        format=lane.format.name,
+        block_tokens=options.block_tokens,
+        prefill=options.prefill,
+        chunk_tokens=options.chunk_tokens,
+        data_digest=digest,
+        kernel=work.runtimes[0].ops.name,
+        kvplan_version=__version__,
+    )
