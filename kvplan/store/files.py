@@ -52,15 +52,27 @@ def read_text(path: Path, *, limit_bytes: int) -> str:
 
 
 def decode_object(path: Path, data: bytes) -> dict[str, Any]:
-    """Return the JSON object that *data*, read from *path*, holds; InputError with the line where it holds none."""
-    from msgspec import DecodeError, json
+    """Return the JSON object that *data*, read from *path*, holds; InputError with the line where it holds none.
+
+    Infinity and NaN are taken: model configs have them.
+    """
+    import json
 
     try:
-        found = json.decode(data)
-    except (DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise json_error(path, data, error) from error
+        found = json.loads(data)
+    except json.JSONDecodeError as error:
+        if not data.strip():
+            raise InputError("is empty", where=str(path)) from error
+        raise InputError(f"is no JSON: {error.msg}", where=f"{path}:{error.lineno}") from error
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise InputError("is no JSON: a byte is not UTF-8", where=f"{path}:{line}") from error
+    except RecursionError as error:
+        raise InputError("is JSON nested too deep", where=str(path)) from error
+    except ValueError as error:  # a number of more digits than Python reads
+        raise InputError("is no JSON: a number has too many digits", where=str(path)) from error
     if not isinstance(found, dict):
-        raise InputError(f"holds a JSON {type(found).__name__}, not an object", where=str(path))
+        raise InputError("is JSON but no object", where=str(path))
     return found
 
 
