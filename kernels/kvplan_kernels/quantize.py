@@ -31,7 +31,7 @@ def group_dim(tensor: TensorFormat) -> int:
 
 
 def quantize(values: Tensor, tensor: TensorFormat) -> Quantized:
-    """Quantize *values*, float32 [..., tokens, head_dim]; per channel, tokens are a multiple of the group size."""
+    """Quantize *values*, float32 [..., tokens, head_dim]; a last group may be short."""
     dim = group_dim(tensor)
     groups = [
         _quantize_group(group, dim, tensor.bits) for group in torch.split(values, _group_size(values, tensor), dim)
@@ -57,7 +57,7 @@ def _group_size(tokens: Tensor, tensor: TensorFormat) -> int:
 def _spread(metadata: Tensor, tensor: TensorFormat, size: int, codes: Tensor) -> Tensor:
     by_element = metadata.to(torch.float32).repeat_interleave(size, dim=-2)
     if tensor.axis is Axis.CHANNEL:
-        return by_element
+        return by_element[..., : codes.shape[-2], :]
     return by_element[..., : codes.shape[-1], :].transpose(-2, -1)
 
 
