@@ -167,6 +167,7 @@ GGUF_MODEL_TYPES: Final = {
 LATENT: Final = "latent attention (MLA)"
 RECURRENT: Final = "layers with a recurrent state"
 UNEVEN: Final = "layers or heads of several shapes"
+SIZED: Final = "a head size under a key that is not read"
 SHARED: Final = "layers that share another layer's cache"
 SPARSE: Final = "attention that selects or compresses tokens"
 CHUNKED: Final = "chunked attention"
@@ -182,8 +183,8 @@ SHAPING_KEYS: Final = {
     "hybrid_override_pattern": RECURRENT, "layers_block_type": RECURRENT, "block_types": RECURRENT,
     "hybrid_layer_pattern": UNEVEN, "block_configs": UNEVEN, "global_head_dim": UNEVEN, "swa_head_dim": UNEVEN,
     "num_global_key_value_heads": UNEVEN, "swa_num_key_value_heads": UNEVEN, "swa_v_head_dim": UNEVEN,
-    "attention_k_eq_v": UNEVEN, "attn_config": UNEVEN, "kv_channels": UNEVEN, "pruned_heads": UNEVEN,
-    "attention_head_dim": UNEVEN, "num_kv_shared_layers": SHARED, "use_cla": SHARED, "cla_share_factor": SHARED,
+    "attention_k_eq_v": UNEVEN, "attn_config": UNEVEN, "kv_channels": SIZED, "pruned_heads": UNEVEN,
+    "attention_head_dim": SIZED, "num_kv_shared_layers": SHARED, "use_cla": SHARED, "cla_share_factor": SHARED,
     "num_kv_reuse_layers": SHARED, "kv_sharing": SHARED, "compress_ratios": SPARSE, "index_topk": SPARSE,
     "index_head_dim": SPARSE, "index_n_heads": SPARSE, "sparse_attention_config": SPARSE, "sparse_config": SPARSE,
     "attention_chunk_size": CHUNKED, "cross_attention_layers": CROSS, "add_cross_attention": CROSS,

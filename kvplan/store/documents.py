@@ -34,17 +34,24 @@ def nearest(word: str, known: Collection[str]) -> str:
 
 
 class Value:
-    """One value of a YAML file, and where it stands."""
+    """One value of a YAML file, and where it stands.
 
-    def __init__(self, path: Path, name: str, node: "Node") -> None:
+    Attributes:
+        name: The key that it is the value of.
+        line: Counted from 1.
+    """
+
+    def __init__(self, path: Path, name: str, node: "Node", line: int | None = None) -> None:
+        """Take *node*, which stands on *line* where that is not where it starts: a key's value is on the key's."""
         self._path = path
         self._node: Any = node
         self.name = name
+        self.line = node.start_mark.line + 1 if line is None else line
 
     @property
     def where(self) -> str:
         """File and line."""
-        return f"{self._path}:{self._node.start_mark.line + 1}"
+        return f"{self._path}:{self.line}"
 
     def refuse(self, message: str, hint: str = "") -> NoReturn:
         """Raise an InputError that says where the value stands and what it is the value of."""
@@ -157,13 +164,8 @@ class Value:
                 key.refuse(f"unknown key {key._shown()}")
             if name in found:
                 key.refuse(f"{name!r} is given twice", f"the first is on line {found[name].line}")
-            found[name] = Value(self._path, name, node)
+            found[name] = Value(self._path, name, node, key.line)
         return list(found.items())
-
-    @property
-    def line(self) -> int:
-        """The line, counted from 1."""
-        return int(self._node.start_mark.line) + 1
 
     def section(self, keys: Sequence[str]) -> "Section":
         """Return a mapping that has no keys but *keys*."""
