@@ -1,0 +1,1 @@
+"""Taking figures on a device: times, bandwidth, memory, and what disturbed them."""

@@ -1,0 +1,99 @@
+"""`kvplan kernels`: time the kernels alone, without a model."""
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from kvplan.measure.bench import DecodeBench, DecodeCell
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to *app*."""
+    kernels = typer.Typer(no_args_is_help=True)
+    bench = typer.Typer(no_args_is_help=True)
+    bench.command("decode")(bench_decode_command)
+    kernels.add_typer(bench, name="bench", help="Time kvplan's kernels beside torch's attention in one run.")
+    app.add_typer(kernels, name="kernels", help="Look at the kernels alone, without a model.")
+
+
+def bench_decode_command(
+    formats: list[str] = typer.Option(
+        [], "-f", "--format", help="Format to time; may be repeated. Default: bf16 int8 int4 kivi-k4v4-g64 "
+        "kivi-k2v2-g64.", show_default=False,
+    ),
+    batch: int = typer.Option(1, min=1, help="Sequences."),
+    query_heads: int = typer.Option(32, min=1, help="Query heads."),
+    kv_heads: int = typer.Option(8, min=1, help="KV heads."),
+    head_dim: int = typer.Option(128, min=1, help="Elements of a head."),
+    tokens: int = typer.Option(32768, min=1, help="Tokens that each sequence holds."),
+    threads: int = typer.Option(1, min=1, help="Threads."),
+    block_size: int = typer.Option(64, min=1, help="Tokens of a page."),
+    repeats: int = typer.Option(15, min=1, help="Samples of each implementation."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Time one layer's decode attention: kvplan's kernels, torch's attention and the machine's read bandwidth.
+
+    All of them in one run, interleaved, on caches that outgrow the processor's own cache.
+    """
+    from kvplan.measure.bench import DEFAULT_FORMATS, DecodeCase, bench_decode
+    from kvplan.measure.device import open_device
+    from kvplan.runtime.ops import load_ops
+
+    case = DecodeCase(
+        batch=batch, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, threads=threads
+    )
+    bench = bench_decode(
+        open_device("cpu"), load_ops("cpu", threads), case, formats=tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS,
+        block_tokens=block_size, samples=repeats,
+    )
+    if as_json:
+        json.dump(asdict(bench), sys.stdout, indent=2)
+        sys.stdout.write("\n")
+        return
+    _show(bench)
+
+
+def _show(bench: "DecodeBench") -> None:
+    from rich.console import Console
+
+    from kvplan.units import format_bytes
+
+    console = Console()
+    console.print(_table(bench))
+    cold = format_bytes(bench.cold_bytes)
+    short = "" if bench.cold_bytes >= bench.cold_bytes_wanted else f", {format_bytes(bench.cold_bytes_wanted)} wanted"
+    console.print(
+        f"{bench.kernel}; read bandwidth {bench.read_bandwidth_bytes_per_s / 1e9:.1f} GB/s; buffers rotated over "
+        f"{cold}{short}", highlight=False,
+    )
+
+
+def _table(bench: "DecodeBench") -> "Table":
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False)
+    table.add_column("kernel")
+    table.add_column("format")
+    for name in ("time", "GB/s", "of bandwidth", "over folded SDPA", "over best 16-bit"):
+        table.add_column(name, justify="right")
+    folded = next(cell.median_s for cell in bench.cells if cell.impl == "torch-sdpa-folded")
+    for cell in bench.cells:
+        table.add_row(*_row(cell, bench, folded))
+    return table
+
+
+def _row(cell: "DecodeCell", bench: "DecodeBench", folded_s: float) -> tuple[str, ...]:
+    from kvplan.units import format_seconds
+
+    rate = cell.bytes / cell.median_s
+    return (
+        cell.impl, cell.format, format_seconds(cell.median_s), f"{rate / 1e9:.1f}",
+        f"{rate / bench.read_bandwidth_bytes_per_s:.0%}", f"{folded_s / cell.median_s:.2f}x",
+        f"{bench.best_16bit_s() / cell.median_s:.2f}x",
+    )

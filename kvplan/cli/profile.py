@@ -1,0 +1,241 @@
+"""`kvplan profile`: measure a model on this machine over a workload."""
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import typer
+
+from kvplan.errors import ExitStatus, InputError
+
+if TYPE_CHECKING:
+    from kvplan.core.records import Profile
+    from kvplan.core.workloads import Prefill, Workload
+    from kvplan.measure.progress import Progress
+    from kvplan.measure.session import Request
+    from kvplan.runtime.ops import Kernel
+    from kvplan.store.journal import Journal
+
+
+QUICK_DOCUMENTS: Final = 6
+QUICK_TRIALS: Final = 8
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to *app*."""
+    app.command("profile")(profile_command)
+
+
+def profile_command(
+    model: str = typer.Argument(..., help="Hugging Face id, folder, GGUF file, config.json, or demo."),
+    output: Path = typer.Option(..., "-o", "--output", help="Profile to write; its journal P.jsonl lies beside it."),
+    workload: Path | None = typer.Option(
+        None, "-w", "--workload", help="Workload YAML; without one, a grid of short to long requests.",
+        show_default=False,
+    ),
+    formats: list[str] = typer.Option(
+        [], "-f", "--format", help="Format to measure; may be repeated. Default: the workload's.", show_default=False
+    ),
+    block_size: list[int] = typer.Option(
+        [], "--block-size", help="Tokens of a page; may be repeated. Default: the workload's.", show_default=False
+    ),
+    device: str = typer.Option("auto", help="Device to measure on: cpu or auto."),
+    threads: int | None = typer.Option(None, min=1, help="Threads. Default: the cores.", show_default=False),
+    repeats: int | None = typer.Option(
+        None, min=1, help="Repeats, each a process of its own. Default: 5, 3 with --quick.", show_default=False
+    ),
+    quick: bool = typer.Option(False, "--quick", help="Fewer samples, repeats and documents."),
+    resume: bool = typer.Option(False, "--resume", help="Go on with an interrupted run's journal."),
+    force: bool = typer.Option(False, "--force", help="Overwrite the profile and its journal."),
+    quality: bool = typer.Option(True, "--quality/--no-quality", help="Score what each format costs the answers."),
+    prefill: str | None = typer.Option(
+        None, help="exact, or through_cache: later chunks of a prompt read the cache. Default: the workload's.",
+        show_default=False,
+    ),
+    kernel: str = typer.Option("cpu", help="cpu, or reference: the definitions in PyTorch, slow, to try things out."),
+    as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON."),
+) -> None:
+    """Measure memory, time and quality of each cache format on the model itself.
+
+    Every finished cell is in the journal at once: after an interruption, --resume goes on.
+    Exit status: 0 done, cells out of memory or unsupported included; 1 a cell failed or stayed disturbed.
+    """
+    from kvplan.measure.device import open_device
+    from kvplan.measure.progress import open_progress
+    from kvplan.measure.session import Session
+    from kvplan.store.journal import Journal, journal_path
+    from kvplan.store.profiles import save_profile
+
+    _check_output(output, journal_path(output), resume=resume, force=force)
+    asked = _workload(model, workload)
+    request = _request(
+        model, asked, formats=formats, blocks=block_size, prefill=prefill, kernel=kernel, threads=threads,
+        repeats=repeats, quick=quick,
+    )  # fmt: skip
+    machine = open_device(device if device != "auto" else asked.device, request.kernel_name.rpartition("/")[2])
+    with Journal(journal_path(output), keep=resume) as journal, open_progress() as progress:
+        profile = Session(machine, request, journal, progress).run()
+        save_profile(profile, output)
+        if quality and request.spec.weight_bytes is not None:
+            profile = _with_quality(profile, request, journal, progress, quick=quick)
+            save_profile(profile, output)
+    _show(profile, output, as_json=as_json)
+    raise typer.Exit(_status(profile))
+
+
+def _check_output(output: Path, journal: Path, *, resume: bool, force: bool) -> None:
+    if output.is_dir() or not output.parent.is_dir():
+        what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
+        raise InputError(what, where=str(output), hint="give a file to write")
+    if force and resume:
+        raise InputError("--resume keeps what is there and --force does not", hint="give one of them")
+    if force or resume:
+        return
+    for path in (output, journal):
+        if path.exists():
+            hint = "give --resume, --force or another -o"
+            raise InputError("exists and is not overwritten", where=str(path), hint=hint)
+
+
+def _workload(model: str, path: Path | None) -> "Workload":
+    from dataclasses import replace
+
+    from kvplan.store.models import load_model_spec
+    from kvplan.store.workloads import default_workload, load_workload
+
+    if path is None:
+        return default_workload(model, load_model_spec(model).context_tokens)
+    return replace(load_workload(path), model=model)
+
+
+def _request(
+    model: str, asked: "Workload", *, formats: list[str], blocks: list[int], prefill: str | None, kernel: str,
+    threads: int | None, repeats: int | None, quick: bool,
+) -> "Request":  # fmt: skip
+    from dataclasses import replace
+
+    from kvplan.measure.device import usable_cores
+    from kvplan.measure.session import Request
+    from kvplan.runtime.ops import load_ops
+    from kvplan.store.models import load_model_spec
+
+    count = threads or usable_cores()
+    chosen = _kernel(kernel)
+    request = Request(
+        model=model,
+        spec=load_model_spec(model),
+        workload=asked,
+        formats=tuple(dict.fromkeys(_format_name(name) for name in formats)) or asked.search.formats,
+        block_tokens=tuple(dict.fromkeys(blocks)) or asked.search.block_tokens,
+        kernel=chosen,
+        kernel_name=load_ops(chosen, count).name,
+        threads=count,
+        prefill=_prefill(prefill) if prefill else asked.prefill,
+        command=shlex.join(["kvplan", *sys.argv[1:]]),
+    )
+    request = request.quick() if quick else request
+    return request if repeats is None else replace(request, repeats=repeats)
+
+
+def _format_name(name: str) -> str:
+    from kvplan.errors import UnsupportedFormatError
+    from kvplan_kernels.format import UnsupportedError, parse
+
+    try:
+        return parse(name).name
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(str(error), where="--format") from error
+
+
+def _kernel(name: str) -> "Kernel":
+    from kvplan.runtime.ops import Kernel
+
+    if name not in list(Kernel):
+        raise InputError(f"no kernel {name!r}", where="--kernel", hint=f"use {' or '.join(Kernel)}")
+    return Kernel(name)
+
+
+def _prefill(name: str) -> "Prefill":
+    from kvplan.core.workloads import Prefill
+
+    if name not in list(Prefill):
+        raise InputError(f"no prefill {name!r}", where="--prefill", hint=f"use {' or '.join(Prefill)}")
+    return Prefill(name)
+
+
+def _with_quality(
+    profile: "Profile", request: "Request", journal: "Journal", progress: "Progress", *, quick: bool
+) -> "Profile":
+    """Return *profile* with the quality of its formats; what the journal holds of the same text is not scored again."""
+    from dataclasses import replace
+
+    from kvplan import __version__
+    from kvplan.core.records import QualityKey
+    from kvplan.quality.scoring import QualityOptions, prepare, score
+    from kvplan.runtime.loading import load_model
+    from kvplan.store.journal import resume_quality
+
+    loaded, spec = load_model(request.model), request.spec
+    options = QualityOptions(
+        block_tokens=request.block_tokens[0],
+        context_tokens=min(1024, spec.context_tokens - 1),
+        documents=QUICK_DOCUMENTS if quick else None,
+        trials=QUICK_TRIALS if quick else 16,
+        prefill=request.prefill,
+        kernel=request.kernel,
+        threads=request.threads,
+    )
+    digest = prepare(loaded, options).digest
+    wanted = [
+        QualityKey(
+            model_digest=spec.digest, format=name, block_tokens=options.block_tokens, prefill=options.prefill,
+            chunk_tokens=options.chunk_tokens, data_digest=digest, kernel=request.kernel_name,
+            kvplan_version=__version__,
+        )
+        for name in _scored_formats(request)
+    ]  # fmt: skip
+    kept, refused = resume_quality(journal.contents.quality, wanted)
+    for refusal in refused:
+        progress.note(f"not resumed: {refusal.label} {refusal.reason}")
+    missing = [key.format for key in wanted if key not in kept]
+    if missing:
+        progress.note(f"quality of {', '.join(missing)}")
+        for result in score(loaded, missing, options, progress=lambda share: progress.share("quality", share)):
+            journal.append(result)
+            kept[result.key] = result
+    return replace(profile, quality=tuple(kept[key] for key in wanted))
+
+
+def _scored_formats(request: "Request") -> list[str]:
+    """Return the formats that lay out at the block size that quality is scored with."""
+    from kvplan_kernels.format import UnsupportedError, parse
+
+    found = []
+    for name in request.formats:
+        try:
+            for layer in request.spec.layers:
+                layer.layout(parse(name), request.block_tokens[0], request.spec.float_type)
+        except UnsupportedError:
+            continue
+        found.append(name)
+    return found
+
+
+def _show(profile: "Profile", output: Path, *, as_json: bool) -> None:
+    if as_json:
+        from kvplan.store.encoding import encode
+
+        sys.stdout.write(encode(profile).decode() + "\n")
+        return
+    from kvplan.report.console import open_console
+    from kvplan.report.profile import print_profile
+
+    print_profile(open_console(), profile, str(output))
+
+
+def _status(profile: "Profile") -> ExitStatus:
+    from kvplan.core.records import CellStatus
+
+    bad = (CellStatus.FAILED, CellStatus.DISTURBED)
+    return ExitStatus.NOT_MET if any(cell.status in bad for cell in profile.cells) else ExitStatus.DONE

@@ -1,0 +1,157 @@
+"""One layer's decode attention against torch's, in one run: the kernels alone, without a model."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final
+
+import torch
+
+from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan.measure.bandwidth import read_bandwidth
+from kvplan.measure.beds import COLD_FACTOR, DenseBed, Group, PagedBed, fitting_copies
+from kvplan.measure.device import Device
+from kvplan.measure.gate import check_decode
+from kvplan.measure.timing import Call, Sampling, sample_interleaved
+from kvplan.runtime.ops import Ops
+from kvplan_kernels.cache import AttentionOptions
+from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.layout import KVLayout
+
+DEFAULT_FORMATS: Final = ("bf16", "int8", "int4", "kivi-k4v4-g64", "kivi-k2v2-g64")
+TORCH_FOLDED: Final = "torch-sdpa-folded"
+TORCH_GQA: Final = "torch-sdpa-gqa"
+OWN: Final = "kvplan"
+_MEMORY_SHARE: Final = 0.7
+"""Of the available memory, for all copies together; the rest is for torch and the page cache."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeCase:
+    """The shape of one decode call: one new token of *batch* sequences of *tokens* tokens each."""
+
+    batch: int = 1
+    query_heads: int = 32
+    kv_heads: int = 8
+    head_dim: int = 128
+    tokens: int = 32768
+    threads: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeCell:
+    """One implementation's times.
+
+    Attributes:
+        impl: kvplan, torch-sdpa-folded or torch-sdpa-gqa.
+        bytes: What one call has to read of the cache.
+        samples_s: Every sample.
+    """
+
+    impl: str
+    format: str
+    batch: int
+    query_heads: int
+    kv_heads: int
+    head_dim: int
+    tokens: int
+    threads: int
+    median_s: float
+    samples_s: tuple[float, ...]
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DecodeBench:
+    """The result of one run.
+
+    Attributes:
+        read_bandwidth_bytes_per_s: The machine's, on the same number of threads.
+        kernel: The implementation behind kvplan's cells.
+        cold_bytes: What was rotated over, so that no call found its cache warm.
+        cold_bytes_wanted: Four times the last-level cache.
+    """
+
+    read_bandwidth_bytes_per_s: float
+    cells: tuple[DecodeCell, ...]
+    kernel: str
+    cold_bytes: int
+    cold_bytes_wanted: int
+    schema: int = 1
+
+    def best_16bit_s(self) -> float:
+        """Return the time of the fastest 16-bit implementation."""
+        return min(cell.median_s for cell in self.cells if parse(cell.format).float_type is not None)
+
+
+def bench_decode(
+    device: Device, ops: Ops, case: DecodeCase, *, formats: Sequence[str], block_tokens: int, samples: int
+) -> DecodeBench:
+    """Return the times of each of *formats* and of torch on the same shape, interleaved, buffers rotated.
+
+    Raises:
+        UnsupportedFormatError: No kernel takes a format with this shape.
+        MismatchError: A kernel disagrees with its definition.
+        DoesNotFitError: One copy of each cache is more than the memory there is.
+    """
+    torch.set_num_threads(case.threads)
+    layouts = {name: _layout(name, case, block_tokens) for name in formats}
+    for layout in layouts.values():
+        check_decode(ops, layout, case.query_heads)
+    wanted = COLD_FACTOR * device.info.last_level_cache_bytes
+    allowed = int(device.available_bytes() * _MEMORY_SHARE)
+    bandwidth = median(read_bandwidth(device, threads=case.threads, buffer_bytes=min(max(wanted, 2**28), allowed)))
+    calls, sizes, rotated = _calls(ops, case, layouts, wanted, allowed)
+    times = sample_interleaved(device, calls, Sampling(samples=samples))
+    cells = tuple(_cell(case, name, sizes[name], found) for name, found in times.items())
+    return DecodeBench(
+        read_bandwidth_bytes_per_s=bandwidth, cells=cells, kernel=ops.name, cold_bytes=rotated, cold_bytes_wanted=wanted
+    )
+
+
+def _layout(name: str, case: DecodeCase, block_tokens: int) -> KVLayout:
+    if case.query_heads % case.kv_heads:
+        raise InputError(f"{case.query_heads} query heads for {case.kv_heads} KV heads", where="--query-heads",
+                         hint=f"use a multiple of {case.kv_heads}")
+    try:
+        return KVLayout(
+            format=parse(name), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=block_tokens
+        )
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(str(error), where="--format") from error
+
+
+def _calls(
+    ops: Ops, case: DecodeCase, layouts: dict[str, KVLayout], wanted: int, allowed: int
+) -> tuple[dict[str, Call], dict[str, int], int]:
+    """Return the calls to time, the bytes each reads, and the bytes that one rotation covers."""
+    groups = (Group(sequences=case.batch, tokens=case.tokens),)
+    dense = KVLayout(format=parse("bf16"), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=16)
+    read = {name: round(case.batch * layout.logical_bytes(case.tokens)) for name, layout in layouts.items()}
+    dense_bytes = round(case.batch * dense.logical_bytes(case.tokens))
+    sizes = [*read.values(), dense_bytes, dense_bytes]
+    copies, rotated = fitting_copies(sizes, [1] * len(sizes), wanted, allowed)
+    query = torch.randn(case.batch, 1, case.query_heads, case.head_dim, generator=torch.Generator().manual_seed(0))
+    query, options = query.bfloat16(), AttentionOptions(scale=case.head_dim**-0.5)
+    calls: dict[str, Call] = {}
+    for (name, layout), number in zip(layouts.items(), copies, strict=False):
+        calls[f"{OWN} {name}"] = _bind(PagedBed(layout, groups, ops, copies=number), query, options)
+    torch_bed = DenseBed(dense, groups, copies=copies[-1] + copies[-2])
+    calls[f"{TORCH_FOLDED} bf16"] = lambda: torch_bed.decode_folded(query, options)
+    calls[f"{TORCH_GQA} bf16"] = lambda: torch_bed.decode_gqa(query, options)
+    named = {f"{OWN} {name}": size for name, size in read.items()}
+    named |= {f"{TORCH_FOLDED} bf16": dense_bytes, f"{TORCH_GQA} bf16": dense_bytes}
+    return calls, named, rotated
+
+
+def _bind(bed: PagedBed, query: torch.Tensor, options: AttentionOptions) -> Call:
+    return lambda: bed.decode(query, options)
+
+
+def _cell(case: DecodeCase, name: str, size: int, samples: tuple[float, ...]) -> DecodeCell:
+    impl, form = name.split(" ")
+    return DecodeCell(
+        impl=impl, format=form, batch=case.batch, query_heads=case.query_heads, kv_heads=case.kv_heads,
+        head_dim=case.head_dim, tokens=case.tokens, threads=case.threads, median_s=median(samples),
+        samples_s=samples, bytes=size,
+    )

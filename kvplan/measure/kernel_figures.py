@@ -1,0 +1,140 @@
+"""The figures of the kernels alone: decode fused, unfused and in 16 bits, append, pack."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from statistics import median
+from typing import Final
+
+from kvplan.core.records import CellKey
+from kvplan.core.specs import ModelSpec
+from kvplan.measure.beds import COLD_FACTOR, fitting_copies
+from kvplan.measure.device import Device
+from kvplan.measure.jobs import Effort, Samples
+from kvplan.measure.stacks import DenseStack, Stack, groups_of, layer_bytes, layer_runs
+from kvplan.measure.timing import Call, Sampling, sample_interleaved, time_once
+from kvplan.runtime.ops import Ops
+from kvplan_kernels.format import parse
+
+MEMORY_SHARE: Final = 0.6
+"""Of the memory available, for the copies of all caches of a group."""
+CHOOSING_ROUNDS: Final = 3
+"""Rounds in which both 16-bit kernels run; the slower is then left out."""
+TORCH: Final = "torch-sdpa-folded"
+
+MIX_REASON: Final = "a mix has several prompts; see the cell of each bucket"
+
+_BASELINE: Final = "16-bit"
+_TORCH_CALL: Final = "torch"
+
+
+class KernelBench:
+    """The kernels of one group of cells, on caches that hold the same sequences.
+
+    Raises:
+        DoesNotFitError: One layer of each cell's cache together is more than the memory there is.
+    """
+
+    def __init__(self, device: Device, ops: Ops, spec: ModelSpec, keys: Sequence[CellKey]) -> None:
+        self._device = device
+        self._ops = ops
+        self.baseline = baseline_key(keys, spec)
+        stacked = [*keys, *([] if self.baseline in keys else [self.baseline])]
+        runs = [(key, run) for key in stacked for run in layer_runs(key, spec)]
+        dense = [(self.baseline, run) for run in layer_runs(self.baseline, spec)]
+        sizes = [layer_bytes(run, groups_of(key)) for key, run in runs + dense]
+        reads = [run.count for _, run in runs + dense]
+        wanted = COLD_FACTOR * device.info.last_level_cache_bytes
+        allowed = int(device.available_bytes() * MEMORY_SHARE)
+        copies, self.cold_bytes = fitting_copies(sizes, reads, wanted, allowed)
+        width = len(layer_runs(self.baseline, spec))
+        split = [copies[start : start + width] for start in range(0, len(copies), width)]
+        self.stacks = {key: Stack(key, spec, ops, numbers) for key, numbers in zip(stacked, split, strict=False)}
+        self._dense = DenseStack(self.baseline, spec, split[-1])
+
+    def measure(self, effort: Effort) -> dict[CellKey, Samples]:
+        """Return the figures of every cell."""
+        fused, torch_name = self._decode(effort)
+        own_16bit, torch_16bit = fused[_BASELINE], fused.get(_TORCH_CALL, ())
+        kernel = TORCH if torch_name else self._ops.name
+        best = torch_16bit if torch_name else own_16bit
+        unfused = self._unfused(effort)
+        return {
+            key: self._samples(stack, fused.get(key.label, own_16bit), best, unfused.get(key.label), kernel)
+            for key, stack in self.stacks.items()
+        }
+
+    def _decode(self, effort: Effort) -> tuple[dict[str, tuple[float, ...]], bool]:
+        """Return seconds of a step by cell, and whether torch's 16-bit attention is the faster one."""
+        calls: dict[str, Call] = {
+            _BASELINE if key == self.baseline else key.label: stack.decode for key, stack in self.stacks.items()
+        }
+        first = sample_interleaved(
+            self._device, calls | {_TORCH_CALL: self._dense.decode}, Sampling(samples=CHOOSING_ROUNDS, warmups=1)
+        )
+        torch_wins = median(first[_TORCH_CALL]) < median(first[_BASELINE])
+        if torch_wins:
+            calls[_TORCH_CALL] = self._dense.decode
+        rest = Sampling(
+            samples=max(1, effort.kernel_samples - CHOOSING_ROUNDS), warmups=1, budget_s=effort.kernel_budget_s
+        )
+        later = sample_interleaved(self._device, calls, rest)
+        return {name: first[name] + later.get(name, ()) for name in first}, torch_wins
+
+    def _unfused(self, effort: Effort) -> dict[str, tuple[float, ...]]:
+        calls: dict[str, Call] = {
+            key.label: stack.decode_unfused for key, stack in self.stacks.items() if parse(key.format).quantized
+        }
+        sampling = Sampling(samples=effort.kernel_samples, warmups=1, budget_s=effort.kernel_budget_s)
+        return sample_interleaved(self._device, calls, sampling)
+
+    def _samples(
+        self,
+        stack: Stack,
+        fused: tuple[float, ...],
+        best_16bit: tuple[float, ...],
+        unfused: tuple[float, ...] | None,
+        kernel_16bit: str,
+    ) -> Samples:
+        found = Samples(kernel_16bit=kernel_16bit, cold_bytes=self.cold_bytes)
+        found.figures = {"decode_fused_s": fused, "decode_16bit_s": best_16bit, "append_s": self._append(stack)}
+        if unfused is None:
+            found.missing["decode_unfused_s"] = "16 bits need no dequantizing"
+        else:
+            found.figures["decode_unfused_s"] = unfused
+        if len(stack.key.loads) == 1:
+            call = stack.pack_call(stack.key.loads[0].bucket.prompt_tokens)
+            call()
+            found.figures["pack_s"] = tuple(time_once(self._device, call) for _ in range(3))
+        else:
+            found.missing |= dict.fromkeys(("prefill_s", "pack_s", "ttft_s"), MIX_REASON)
+        return found
+
+    def _append(self, stack: Stack) -> tuple[float, ...]:
+        calls = stack.append_calls()
+        calls[0]()
+        return tuple(time_once(self._device, call) for call in calls)
+
+
+def baseline_key(keys: Sequence[CellKey], spec: ModelSpec) -> CellKey:
+    """Return the 16-bit cell that *keys* are compared with: one of them, else one like the first of them."""
+    name = str(spec.float_type)
+    return next((key for key in keys if key.format == name), replace(keys[0], format=name))
+
+
+def derived_figures(samples: Samples, read_bytes: float, bandwidth: tuple[float, ...]) -> None:
+    """Add to *samples* what follows from its medians: shares of a step and bandwidth; one sample a repeat."""
+    figures, missing = samples.figures, samples.missing
+    fused = median(figures["decode_fused_s"])
+    figures["achieved_bandwidth_bytes_per_s"] = (read_bytes / fused,)
+    if "tpot_s" in figures:
+        step = median(figures["tpot_s"])
+        figures["quantize_share"] = (median(figures["append_s"]) / step,)
+        if bandwidth:
+            figures["dequantize_share"] = (max(0.0, fused - read_bytes / median(bandwidth)) / step,)
+        else:
+            missing["dequantize_share"] = "the read bandwidth is not known"
+    else:
+        reason = missing.get("tpot_s", "the step was not measured")
+        missing["quantize_share"] = missing["dequantize_share"] = reason
+    if "prefill_s" in figures and "pack_s" in figures and "ttft_s" not in figures:
+        figures["ttft_s"] = tuple(seconds + median(figures["pack_s"]) for seconds in figures["prefill_s"])

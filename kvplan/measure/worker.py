@@ -1,0 +1,177 @@
+"""The measuring process: one repeat of some groups of cells, and nothing else of a session in its memory.
+
+Reads a job from standard input and writes a message a line to standard output, each when it is known.
+"""
+
+import ctypes
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Final, TextIO
+
+import msgspec
+import torch
+
+from kvplan.core.records import CellKey, CellStatus, Conditions
+from kvplan.errors import DoesNotFitError, KvplanError
+from kvplan.measure.bandwidth import read_bandwidth
+from kvplan.measure.beds import COLD_FACTOR
+from kvplan.measure.cells import exact_figures
+from kvplan.measure.device import Device, open_device
+from kvplan.measure.environment import Watch
+from kvplan.measure.jobs import ENCODER, Job, Measured, Message, Refused, Samples, Started
+from kvplan.measure.kernel_figures import KernelBench, derived_figures
+from kvplan.measure.model_figures import ModelBench
+from kvplan.runtime.loading import LoadedModel, load_model
+from kvplan.runtime.ops import Kernel, Ops, load_ops
+
+_BANDWIDTH_MEMORY_SHARE: Final = 0.25
+_BANDWIDTH_BYTES_MIN: Final = 2**26
+_OUT_OF_MEMORY_TEXTS: Final = ("not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
+"""How torch and libc word it inside a RuntimeError."""
+
+_PR_SET_PDEATHSIG: Final = 1
+"""linux/prctl.h: a process whose session was killed measures nothing for nobody."""
+_OF_THE_MODEL: Final = ("prefill_s", "ttft_s", "tpot_s", "tpot_16bit_s")
+
+Report = Callable[[Message], None]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class Bench:
+    """What a process has at hand for all its cells."""
+
+    device: Device
+    ops: Ops
+    job: Job
+    loaded: LoadedModel | None
+    bandwidth: tuple[float, ...]
+
+
+def main() -> None:
+    """Run the job on standard input."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    answers = _claim_stdout()
+
+    def report(message: Message) -> None:
+        answers.write(ENCODER.encode(message).decode() + "\n")
+        answers.flush()
+
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    try:
+        run(job, report)
+    except KvplanError as error:
+        report(Refused(error=type(error).__name__, message=error.message, where=error.where, hint=error.hint))
+
+
+def _claim_stdout() -> TextIO:
+    """Return standard output, and send what libraries print there to standard error."""
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    return answers
+
+
+def run(job: Job, report: Report) -> None:
+    """Measure every group of *job*; a cell that does not fit is a result, not the end."""
+    if job.memory_limit_bytes is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (job.memory_limit_bytes, job.memory_limit_bytes))
+    torch.set_num_threads(job.threads)
+    bench = _prepare(job, report)
+    for group in job.groups:
+        try:
+            measured = _measure(bench, group)
+        except (MemoryError, RuntimeError, DoesNotFitError) as error:
+            if not out_of_memory(error):
+                raise
+            measured = [message for key in group for message in _measure_alone(bench, key, str(error), len(group))]
+        for message in measured:
+            report(message)
+
+
+def _prepare(job: Job, report: Report) -> Bench:
+    device, missing = open_device(job.device), {}
+    before = device.resident_bytes()
+    base: dict[str, tuple[float, ...]] = {}
+    loaded = load_model(job.model) if job.has_weights else None
+    if loaded is None:
+        missing["model_resident_bytes"] = "the model has no weights here"
+    else:
+        base["model_resident_bytes"] = (float(device.resident_bytes() - before),)
+    ops = load_ops(job.kernel, job.threads)
+    bandwidth: tuple[float, ...] = ()
+    if job.kernel is Kernel.REFERENCE:
+        missing["read_bandwidth_bytes_per_s"] = "the probe is part of the fused kernels"
+    else:
+        bandwidth = base["read_bandwidth_bytes_per_s"] = _bandwidth(device, job.threads)
+    report(Started(base=base, missing=missing))
+    return Bench(device=device, ops=ops, job=job, loaded=loaded, bandwidth=bandwidth)
+
+
+def _bandwidth(device: Device, threads: int) -> tuple[float, ...]:
+    wanted = max(_BANDWIDTH_BYTES_MIN, COLD_FACTOR * device.info.last_level_cache_bytes)
+    allowed = int(device.available_bytes() * _BANDWIDTH_MEMORY_SHARE)
+    return read_bandwidth(device, threads=threads, buffer_bytes=min(wanted, allowed))
+
+
+def _measure_alone(bench: Bench, key: CellKey, reason: str, cells: int) -> list[Measured]:
+    """Measure one cell of a group that did not fit as a whole."""
+    if cells > 1:
+        try:
+            return _measure(bench, (key,))
+        except (MemoryError, RuntimeError, DoesNotFitError) as error:
+            if not out_of_memory(error):
+                raise
+            reason = str(error)
+    return [Measured(key=key, status=CellStatus.OUT_OF_MEMORY, reason=first_line(reason) or "memory ran out")]
+
+
+def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
+    """Return one repeat of the cells of a group."""
+    watch = Watch.start(bench.device)
+    spec, job = bench.job.spec, bench.job
+    kernels = KernelBench(bench.device, bench.ops, spec, group).measure(job.effort)
+    found = {key: kernels[key] for key in group}
+    del kernels
+    if bench.loaded is None:
+        for samples in found.values():
+            samples.missing = dict.fromkeys(_OF_THE_MODEL, "the model has no weights here") | samples.missing
+    else:
+        figures, missing = ModelBench(bench.device, bench.loaded, job, group).measure()
+        for key, samples in found.items():
+            samples.figures |= figures[key]
+            samples.missing |= missing[key]
+    conditions = watch.conditions()
+    return [_measured(bench, key, samples, conditions) for key, samples in found.items()]
+
+
+def _measured(bench: Bench, key: CellKey, samples: Samples, conditions: Conditions) -> Measured:
+    read_bytes = exact_figures(key, bench.job.spec)["read_bytes_per_step"].value or 0.0
+    derived_figures(samples, read_bytes, bench.bandwidth)
+    figures = samples.figures
+    figures["process_peak_bytes"] = (float(bench.device.peak_bytes()),)
+    if bench.bandwidth:
+        figures["read_bandwidth_bytes_per_s"] = (median(bench.bandwidth),)
+    return Measured(
+        key=key, status=CellStatus.OK, figures=figures, missing=samples.missing, conditions=conditions,
+        kernel_16bit=samples.kernel_16bit, cold_bytes=samples.cold_bytes,
+    )  # fmt: skip
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether *error* says that memory ran out; torch says so in a RuntimeError."""
+    if isinstance(error, MemoryError | DoesNotFitError):
+        return True
+    return any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
+
+
+def first_line(text: str) -> str:
+    """Return the first line of a message that goes into a record."""
+    return text.strip().partition("\n")[0]
+
+
+if __name__ == "__main__":
+    main()
