@@ -77,6 +77,8 @@ def assess(
         quantized=form.quantized,
         memory=memory,
         sessions=memory_model.sessions(),
+        blocks=memory_model.pool_blocks(workload.target.concurrency),
+        slots=sum(load.sequences for load in loads),
         effective_bits=memory_model.effective_bits(),
         residual_bytes=memory_model.ring_bytes + memory_model.sink_bytes,
         tpot=timings.tpot(loads, tpot_percent(workload)),

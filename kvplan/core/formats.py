@@ -64,9 +64,18 @@ def read_format(name: str) -> CacheFormat:
         raise UnsupportedFormatError(str(error)) from error
 
 
+def in_residual(form: CacheFormat, tokens: int) -> bool:
+    """Return whether the next token after *tokens* is still one that sinks and residual take in 16 bits."""
+    keep = max(form.key_flush.keep_tokens, form.value_flush.keep_tokens) if form.quantized else 0
+    return tokens < form.sink_tokens + keep
+
+
 def growth_bytes(layout: KVLayout, tokens: int) -> float:
-    """Return the bytes that one more token adds to *tokens* in one layer, metadata averaged over its group."""
-    span = max(1, layout.format.key_flush.quantum_tokens) * max(1, layout.format.value_flush.quantum_tokens)
+    """Return the bytes that one more token adds to *tokens* in one layer, averaged over the group that is flushed."""
+    form = layout.format
+    if in_residual(form, tokens):
+        return 2 * 2 * layout.kv_heads * layout.head_dim
+    span = form.key_flush.quantum_tokens * form.value_flush.quantum_tokens
     return (layout.logical_bytes(tokens + span) - layout.logical_bytes(tokens)) / span
 
 

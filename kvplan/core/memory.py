@@ -194,12 +194,9 @@ class MemoryModel:
         model = self.model
         sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
         tokens = max(self._chunk_tokens(), sequences)
-        head_dim = max(layer.head_dim for layer in model.layers)
-        kv_heads = max(layer.kv_heads for layer in model.layers)
-        width = (2 + _MLP_WIDTHS) * model.hidden_size + 2 * (model.query_heads + kv_heads) * head_dim
-        state = model.query_heads * (head_dim + 2)
+        state = model.query_heads * (max(layer.head_dim for layer in model.layers) + 2)
         return (
-            Term("activations", tokens * width * 2,
+            Term("activations", activation_bytes(model, tokens),
                  f"{tokens} tokens x 16 bits x ({2 + _MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
                  Evidence.PREDICTED),
             Term("logits", sequences * model.vocab_size * 6,
@@ -228,6 +225,16 @@ class MemoryModel:
         loads = [(b.total_tokens, b.share) for b in self.workload.buckets]
         stored = sum(share * sum(n * layout.logical_bytes(t) for layout, n in self.layouts) for t, share in loads)
         return 8 * stored / _elements(self.layouts, loads)
+
+
+def activation_bytes(model: ModelSpec, tokens: int) -> int:
+    """Return the 16-bit intermediate results of *tokens* in one forward pass: what is alive at the widest place.
+
+    A residual stream and its normed copy, queries and attention output, K and V, and an MLP's gate, up and product.
+    """
+    head_dim = max(layer.head_dim for layer in model.layers)
+    kv_heads = max(layer.kv_heads for layer in model.layers)
+    return 2 * tokens * ((2 + _MLP_WIDTHS) * model.hidden_size + 2 * (model.query_heads + kv_heads) * head_dim)
 
 
 def _elements(layouts: Sequence[tuple[KVLayout, int]], loads: Sequence[tuple[int, float]]) -> float:

@@ -65,6 +65,8 @@ class Option:
 
     Attributes:
         sessions: The largest concurrency that fits into memory.
+        blocks: Pages a layer that the target concurrency holds.
+        slots: Sequences that the target concurrency holds, each bucket's rounded up.
         effective_bits: Of an element at the workload's lengths, residual and metadata counted.
         residual_bytes: Of one sequence.
         tpot: At the target concurrency, at the percentile of the target (95 without one).
@@ -76,6 +78,8 @@ class Option:
     quantized: bool
     memory: MemoryPlan
     sessions: int
+    blocks: int
+    slots: int
     effective_bits: float
     residual_bytes: int
     tpot: TimeEstimate

@@ -1,15 +1,17 @@
 """A plan in words: one sentence of verdict, the next bottleneck, and what else to know."""
 
 from collections.abc import Sequence
+from math import inf
+from typing import Final
 
 from kvplan.core.formats import read_format
 from kvplan.core.plans import Gap, Option, Outcome, Quantity, Status, Verdict
 from kvplan.core.specs import LayerKind, ModelSpec
 from kvplan.core.verdicts import quality_text
 from kvplan.core.workloads import Workload
-from kvplan.units import format_bytes, format_seconds
+from kvplan.units import format_bytes
 
-NOTABLE_SLOWDOWN = 1.02
+NOTABLE_SLOWDOWN: Final = 1.02
 """A step this much slower than with 16 bits is worth a sentence."""
 
 
@@ -49,7 +51,7 @@ def _cache_room(option: Option, workload: Workload) -> str:
 
 def _others_met(workload: Workload) -> str:
     timed = bool(workload.target.tpot_ms or workload.target.ttft_ms)
-    return "every target is met" if timed else "no time was asked for"
+    return "every target is met" if timed else "no time is asked for"
 
 
 def _why_not(option: Option, workload: Workload) -> str:
@@ -76,18 +78,25 @@ def verdict_name(verdict: Verdict) -> str:
 def _undecided(fitting: Sequence[Option], blockers: Sequence[Option]) -> str:
     first = blockers[0]
     verdict = next(v for v in first.verdicts if v.status is Status.UNDECIDED)
-    what = f"{first.label}: {verdict_name(verdict)}, {verdict.reason}"
+    what = f"{verdict_name(verdict)}: {verdict.reason}"
     if fitting:
-        return f"Undecided: {fitting[0].label} meets every target, but a less aggressive setting might too ({what})."
-    return f"Undecided: no setting is known to meet every target ({what})."
+        milder = f"{first.label}, less aggressive, might too ({what})"
+        return f"Undecided: {fitting[0].label} meets every target, but {milder}."
+    return f"Undecided: {first.label} fits into memory, but it is not known to meet every target ({what})."
 
 
 def _nothing(options: Sequence[Option], workload: Workload) -> str:
-    closest = min(options, key=lambda o: sum(v.status is not Status.FITS for v in o.verdicts))
+    closest = min(options, key=_distance)
     failing = [v for v in closest.verdicts if v.status is Status.OVER]
     against = "; ".join(f"{verdict_name(v)} {v.reason}" for v in failing)
     count = workload.target.concurrency
-    return f"Nothing fits {count} session{'s' * (count != 1)}: with {closest.label}, {against}."
+    return f"Nothing fits {count} session{'s' * (count != 1)}: even with {closest.label}, {against}."
+
+
+def _distance(option: Option) -> tuple[int, float]:
+    """Return how far a setting is from meeting its targets: how many it misses, and the widest miss."""
+    over = [v for v in option.verdicts if v.status is Status.OVER]
+    return len(over), max(((v.value or 0.0) / v.limit if v.limit else inf for v in over), default=0.0)
 
 
 def bottleneck(pick: Option) -> str:
@@ -143,7 +152,3 @@ def _known_quality(pick: Option) -> str:
     increase = quality_text(Quantity.PERPLEXITY, pick.quality.perplexity_increase.estimate)
     return f"; perplexity changes by {increase} with {pick.label}"
 
-
-def tpot_text(option: Option) -> str:
-    """Return the time a token takes, and '-' where it is not known."""
-    return "-" if option.tpot.value_s is None else format_seconds(option.tpot.value_s)

@@ -1,6 +1,7 @@
 """One target held against one setting: fits only when the upper bound does, over only when the estimate is."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from kvplan.core.latency import TimeEstimate
 from kvplan.core.memory import MemoryPlan
@@ -10,7 +11,7 @@ from kvplan.core.specs import Evidence
 from kvplan.core.workloads import QualityBudget
 from kvplan.units import format_bytes, format_seconds
 
-REASON_QUALITY_ABSENT = "quality was not measured"
+REASON_QUALITY_ABSENT: Final = "quality was not measured"
 
 
 def memory_verdict(memory: MemoryPlan) -> Verdict:
@@ -57,13 +58,27 @@ def quality_verdicts(budget: QualityBudget, quality: QualityBounds | None, quant
 def _quality_limits(
     budget: QualityBudget, quality: QualityBounds | None
 ) -> Sequence[tuple[Quantity, float, Bound | None]]:
-    every = (
-        (Quantity.PERPLEXITY, budget.max_perplexity_increase, quality and quality.perplexity_increase),
-        (Quantity.KL, budget.max_kl, quality and quality.kl),
-        (Quantity.FLIPS, budget.max_top1_flips, quality and quality.top1_flips),
-        (Quantity.RETRIEVAL, budget.max_retrieval_drop, quality and quality.retrieval_drop),
-    )
-    return [(quantity, limit, bound) for quantity, limit, bound in every if limit is not None]
+    limits = {
+        Quantity.PERPLEXITY: budget.max_perplexity_increase,
+        Quantity.KL: budget.max_kl,
+        Quantity.FLIPS: budget.max_top1_flips,
+        Quantity.RETRIEVAL: budget.max_retrieval_drop,
+    }
+    return [
+        (quantity, limit, quality_bound(quality, quantity)) for quantity, limit in limits.items() if limit is not None
+    ]
+
+
+def quality_bound(quality: QualityBounds | None, quantity: Quantity) -> Bound | None:
+    """Return the bound of a quality figure; None where it was not measured."""
+    if quality is None:
+        return None
+    return {
+        Quantity.PERPLEXITY: quality.perplexity_increase,
+        Quantity.KL: quality.kl,
+        Quantity.FLIPS: quality.top1_flips,
+        Quantity.RETRIEVAL: quality.retrieval_drop,
+    }.get(quantity)
 
 
 def _quality_verdict(quantity: Quantity, limit: float, bound: Bound | None, *, measured: bool) -> Verdict:
@@ -73,11 +88,13 @@ def _quality_verdict(quantity: Quantity, limit: float, bound: Bound | None, *, m
     estimate, upper = bound.estimate, bound.upper
     status, gap, reason = Status.UNDECIDED, Gap.SPREAD, bound.reason
     if estimate > limit:
-        status, gap, reason = Status.OVER, Gap.NONE, f"{quality_text(quantity, estimate)} of {_text(quantity, limit)}"
+        status, gap = Status.OVER, Gap.NONE
+        reason = f"{quality_text(quantity, estimate)} of {limit_text(quantity, limit)}"
     elif upper is not None and upper <= limit:
         status, gap = Status.FITS, Gap.NONE
     elif upper is not None:
-        reason = f"{quality_text(quantity, estimate)}, at most {quality_text(quantity, upper)} of {_text(quantity, limit)}"
+        reason = f"{quality_text(quantity, estimate)}, at most {quality_text(quantity, upper)}"
+        reason += f" of {limit_text(quantity, limit)}"
     return Verdict(quantity=quantity, status=status, limit=limit, value=estimate, bound=upper, gap=gap, reason=reason)
 
 
@@ -94,5 +111,6 @@ def quality_text(quantity: Quantity, value: float) -> str:
     return f"{100 * value:+.1f}%"
 
 
-def _text(quantity: Quantity, limit: float) -> str:
+def limit_text(quantity: Quantity, limit: float) -> str:
+    """Return a quality limit as people write it."""
     return f"{limit:.2g}" if quantity is Quantity.KL else f"{100 * limit:.1f}%"

@@ -1,0 +1,34 @@
+"""`kvplan formats`: the formats there are kernels for."""
+
+import sys
+
+import typer
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to *app*."""
+    app.command("formats")(formats_command)
+
+
+def formats_command(
+    model: str | None = typer.Argument(None, help="Model to give bytes per token for.", show_default=False),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """List formats with their bits, scales and minima counted, and the devices with a fused kernel."""
+    from kvplan.core.formats import FORMATS, format_facts
+
+    spec = None
+    if model is not None:
+        from kvplan.store.models import load_model_spec
+
+        spec = load_model_spec(model)
+    facts = [format_facts(name, spec) for name in FORMATS]
+    if as_json:
+        from kvplan.report.json import formats_json
+
+        sys.stdout.write(formats_json(facts) + "\n")
+        return
+    from kvplan.report.console import open_console
+    from kvplan.report.table import print_formats
+
+    print_formats(open_console(), facts)

@@ -1,0 +1,98 @@
+"""`kvplan recommend`: the least aggressive setting that meets a workload's targets."""
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from kvplan.errors import ExitStatus, NotComparableError, UnsupportedFormatError
+
+if TYPE_CHECKING:
+    from kvplan.core.assessments import Measurements
+    from kvplan.core.records import Profile
+    from kvplan.core.specs import ModelSpec
+    from kvplan.core.workloads import Workload
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to *app*."""
+    app.command("recommend")(recommend_command)
+
+
+def recommend_command(
+    workload: Path = typer.Argument(..., help="Workload YAML."),
+    profiles: list[Path] = typer.Option(
+        [], "-p", "--profile", help="Profile that `kvplan profile` wrote; may be repeated.", show_default=False
+    ),
+    engine: str = typer.Option("kvplan", help="Engine whose allocator is counted."),
+    explain: bool = typer.Option(False, "--explain", help="Show the memory terms and every target's verdict."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Pick the least aggressive KV cache setting that meets the workload's targets, or say what would.
+
+    Exit status: 0 a setting meets every target; 1 none does; 3 the measurements do not decide.
+    """
+    from kvplan.core.planner import make_plan
+    from kvplan.core.plans import Outcome
+    from kvplan.store.workloads import load_workload
+
+    asked = load_workload(workload)
+    _check_supported(asked, engine)
+    model, known = _known(asked, profiles)
+    plan = make_plan(asked, model, known)
+    if as_json:
+        from kvplan.report.json import plan_json
+
+        sys.stdout.write(plan_json(plan) + "\n")
+    else:
+        from kvplan.report.console import open_console
+        from kvplan.report.table import print_plan
+
+        print_plan(open_console(), plan, model=asked.model, workload=str(workload), explain=explain)
+    statuses = {Outcome.NOTHING_FITS: ExitStatus.NOT_MET, Outcome.UNDECIDED: ExitStatus.UNSUPPORTED}
+    raise typer.Exit(statuses.get(plan.outcome, ExitStatus.DONE))
+
+
+def _check_supported(workload: "Workload", engine: str) -> None:
+    from kvplan.engines import find_engine
+
+    find_engine(workload.engine or engine)
+    if workload.tensor_parallel != 1 or workload.pipeline_parallel != 1:
+        raise UnsupportedFormatError("kvplan's runtime works on one device", hint="set parallel to 1")
+
+
+def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measurements]":
+    from kvplan.core.assessments import Measurements
+    from kvplan.store.profiles import load_profile
+
+    found = [load_profile(path) for path in paths]
+    model = _model(workload, found)
+    for path, profile in zip(paths, found, strict=True):
+        if profile.model.digest != model.digest:
+            raise NotComparableError(
+                f"measured {profile.model.name}, the workload asks for {workload.model}", where=str(path)
+            )
+        if profile.device.uuid != found[0].device.uuid:
+            raise NotComparableError(f"measured on another device than {paths[0]}", where=str(path))
+        if workload.device not in ("auto", profile.device.name, profile.device.kind):
+            raise NotComparableError(
+                f"measured on {profile.device.name}, the workload asks for {workload.device}", where=str(path)
+            )
+    if not found:
+        return model, Measurements()
+    return model, Measurements(
+        cells=tuple(cell for profile in found for cell in profile.cells),
+        quality=tuple(result for profile in found for result in profile.quality),
+        device=found[0].device,
+    )
+
+
+def _model(workload: "Workload", profiles: "list[Profile]") -> "ModelSpec":
+    """Return the model that the workload names; a profile of that name has read it already."""
+    for profile in profiles:
+        if profile.model.name == workload.model:
+            return profile.model
+    from kvplan.store.models import load_model_spec
+
+    return load_model_spec(workload.model)

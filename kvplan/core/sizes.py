@@ -1,0 +1,146 @@
+"""Exact arithmetic of a model's cache in one format: what a sequence takes, and how many fit."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from kvplan.core.formats import growth_bytes, in_residual
+from kvplan.core.memory import layer_layouts
+from kvplan.core.specs import ModelSpec
+from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout
+
+_CONTEXT_MAX: Final = 1 << 40
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockGroup:
+    """Layers whose pages are alike."""
+
+    layers: int
+    block_tokens: int
+    bytes_per_block: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LogicalSize:
+    """Geometry times format, no rounding.
+
+    Attributes:
+        growth_bytes_per_token: What one more token adds at this context; may be a fraction.
+        fixed_bytes_per_sequence: What residual and sinks take above that growth.
+    """
+
+    bytes_per_sequence: float
+    growth_bytes_per_token: float
+    fixed_bytes_per_sequence: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AllocatedSize:
+    """What the runtime takes for a sequence: whole blocks, full residual rings, sinks."""
+
+    bytes_per_sequence: int
+    growth_bytes_per_token: float
+    groups: tuple[BlockGroup, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Capacity:
+    """What a pool holds.
+
+    Attributes:
+        blocks: Blocks, each a page in every layer, beside the residuals of max_concurrency sequences.
+        tokens: Tokens in these blocks.
+        max_concurrency: Sequences of the context.
+        max_context: Tokens of a sequence that has the pool for itself; the model may have been made for fewer.
+    """
+
+    blocks: int
+    tokens: int
+    max_concurrency: int
+    max_context: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheSize:
+    """The size of one model's cache in one format at one context."""
+
+    model: str
+    format: str
+    context_tokens: int
+    logical: LogicalSize
+    allocated: AllocatedSize
+    capacity: Capacity | None = None
+
+
+def size_cache(
+    model: ModelSpec, form: CacheFormat, block_tokens: int, context_tokens: int, kv_bytes: int | None = None
+) -> CacheSize:
+    """Return the sizes, with the capacity of a pool of *kv_bytes* where given.
+
+    Raises:
+        UnsupportedFormatError: No kernel takes the format with this model and block size.
+    """
+    layouts = layer_layouts(model, form, block_tokens)
+    return CacheSize(
+        model=model.name,
+        format=form.name,
+        context_tokens=context_tokens,
+        logical=_logical(layouts, context_tokens),
+        allocated=AllocatedSize(
+            bytes_per_sequence=sum(n * layout.sequence_bytes(context_tokens) for layout, n in layouts),
+            growth_bytes_per_token=_allocated_growth(layouts, context_tokens),
+            groups=tuple(
+                BlockGroup(layers=n, block_tokens=block_tokens, bytes_per_block=layout.page_bytes)
+                for layout, n in layouts
+            ),
+        ),
+        capacity=None if kv_bytes is None else _capacity(layouts, context_tokens, kv_bytes),
+    )
+
+
+def _logical(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int) -> LogicalSize:
+    total = sum(n * layout.logical_bytes(context_tokens) for layout, n in layouts)
+    growth = sum(n * growth_bytes(layout, context_tokens) for layout, n in layouts)
+    fixed = total - growth * context_tokens
+    return LogicalSize(bytes_per_sequence=total, growth_bytes_per_token=growth, fixed_bytes_per_sequence=fixed)
+
+
+def _allocated_growth(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int) -> float:
+    """Return a page's bytes a token, averaged over the block; nothing while the residual has room."""
+    first = layouts[0][0]
+    if in_residual(first.format, context_tokens):
+        return 0.0
+    return sum(n * layout.page_bytes for layout, n in layouts) / first.block_tokens
+
+
+def _capacity(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int, kv_bytes: int) -> Capacity:
+    block_bytes = sum(n * layout.page_bytes for layout, n in layouts)
+    own_bytes = sum(n * (layout.ring_bytes + layout.sink_bytes) for layout, n in layouts)
+    first = layouts[0][0]
+
+    def need(sequences: int, tokens: int) -> int:
+        blocks = sequences * first.blocks(tokens)
+        return sequences * own_bytes + blocks * block_bytes + sequences * blocks * BLOCK_TABLE_ENTRY_BYTES
+
+    concurrency = _largest(lambda count: need(count, context_tokens) <= kv_bytes)
+    slots = max(1, concurrency)
+    blocks = max(0, kv_bytes - slots * own_bytes) // (block_bytes + slots * BLOCK_TABLE_ENTRY_BYTES)
+    return Capacity(
+        blocks=blocks,
+        tokens=blocks * first.block_tokens,
+        max_concurrency=concurrency,
+        max_context=_largest(lambda tokens: need(1, tokens) <= kv_bytes),
+    )
+
+
+def _largest(fits: Callable[[int], bool]) -> int:
+    """Return the largest count that fits, of a condition that never turns true again."""
+    low, high = 0, 1
+    while high < _CONTEXT_MAX and fits(high):
+        low, high = high, high * 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
