@@ -133,7 +133,7 @@ class Lanes:
             for lane, (runtime, sequences) in enumerate(zip(self.runtimes, held, strict=True)):
                 sizes = chunk_sizes(self._lanes[lane].format, prompt + start, part.shape[1], self._chunk_tokens)
                 steps = []
-                for piece in part.split(sizes, dim=1):
+                for piece in torch.split(part, sizes, dim=1):
                     steps.append(runtime.step(sequences, piece))
                     self.poisoned_groups[lane] += runtime.spent.poisoned_groups
                 logits.append(torch.cat(steps, dim=1))

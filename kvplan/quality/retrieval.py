@@ -10,72 +10,12 @@ from typing import Any, Final
 from kvplan.errors import InputError
 from kvplan.quality.passages import Passage, tokenize
 
-_KEYS: Final = [
-    "anchor",
-    "apricot",
-    "basket",
-    "beacon",
-    "blanket",
-    "bottle",
-    "bridge",
-    "bucket",
-    "button",
-    "candle",
-    "canyon",
-    "carpet",
-    "castle",
-    "cherry",
-    "compass",
-    "copper",
-    "cotton",
-    "cradle",
-    "desert",
-    "dragon",
-    "engine",
-    "falcon",
-    "feather",
-    "forest",
-    "fountain",
-    "garden",
-    "glacier",
-    "hammer",
-    "harbor",
-    "island",
-    "jacket",
-    "kettle",
-    "ladder",
-    "lantern",
-    "lemon",
-    "marble",
-    "meadow",
-    "mirror",
-    "needle",
-    "ocean",
-    "orchard",
-    "paddle",
-    "pepper",
-    "piano",
-    "pillow",
-    "planet",
-    "pocket",
-    "puzzle",
-    "rabbit",
-    "river",
-    "rocket",
-    "saddle",
-    "sailor",
-    "shadow",
-    "silver",
-    "spider",
-    "statue",
-    "temple",
-    "thunder",
-    "tunnel",
-    "valley",
-    "violin",
-    "walnut",
-    "window",
-]
+_KEYS: Final = """
+anchor apricot basket beacon blanket bottle bridge bucket button candle canyon carpet castle cherry compass copper
+cotton cradle desert dragon engine falcon feather forest fountain garden glacier hammer harbor island jacket kettle
+ladder lantern lemon marble meadow mirror needle ocean orchard paddle pepper piano pillow planet pocket puzzle rabbit
+river rocket saddle sailor shadow silver spider statue temple thunder tunnel valley violin walnut window
+"""
 _DIGITS: Final = 5
 
 
@@ -105,7 +45,7 @@ TEXT_FORM: Final = TrialForm(
     question="\n\nNote: the secret number of the {key} is",
     answer=" {value}",
     pairs=1,
-    keys=tuple(_KEYS),
+    keys=tuple(_KEYS.split()),
 )
 """For any model. One pair: a small model does not tell several apart even in 16 bits, and then nothing can be lost."""
 

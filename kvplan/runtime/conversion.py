@@ -4,8 +4,9 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stderr
 from hashlib import sha256
+from io import StringIO
 from pathlib import Path
 
 from kvplan.core.specs import ModelSpec
@@ -97,9 +98,36 @@ def _convert(path: Path, spec: ModelSpec, folder: Path) -> None:
 
     options = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     try:
-        model = AutoModelForCausalLM.from_pretrained(path.parent, dtype=TORCH_FLOAT[spec.float_type], **options)
-        AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(folder)
+        with quiet(), redirect_stderr(StringIO()):  # one of its progress bars cannot be turned off
+            model = AutoModelForCausalLM.from_pretrained(
+                path.parent, dtype=TORCH_FLOAT[spec.float_type], **_dense_weights(), **options
+            )
+            AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(folder)
+            model.save_pretrained(folder)
     except (ValueError, KeyError, IndexError, OSError) as error:
         line = str(error).strip().partition("\n")[0]
         raise UnsupportedModelError(f"transformers cannot read {path}: {line}") from error
-    model.save_pretrained(folder)
+
+
+def _dense_weights() -> dict[str, object]:
+    """Return the argument that asks for plain weights: since it has kernels for packed ones, they are the default."""
+    import transformers
+
+    config = getattr(transformers, "GgufConfig", None)
+    return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep the library's progress bars and notes off the terminal; errors still come as exceptions."""
+    from transformers.utils import logging
+
+    verbosity, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if bars:
+            logging.enable_progress_bar()

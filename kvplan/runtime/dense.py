@@ -30,7 +30,8 @@ def attend_fresh(query: Tensor, key: Tensor, value: Tensor, attention: LayerAtte
 
     Args:
         query: [batch, query_heads, tokens, head_dim].
-        key: [batch, kv_heads, tokens, head_dim]; value as key.
+        key: [batch, kv_heads, tokens, head_dim].
+        value: As key.
         attention: Scale, window, softcap and sink logits.
 
     Returns:

@@ -1,23 +1,24 @@
 """One call of a model's forward pass, by the names that the installed library gives its arguments."""
 
+from collections.abc import Callable, Hashable
 from functools import cache
 from inspect import signature
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 
 @cache
-def _cache_argument(model_class: type) -> str:
-    """Return the argument that takes the cache; it was renamed in transformers 5.24."""
-    return "cache" if "cache" in signature(model_class.forward).parameters else "past_key_values"  # type: ignore[attr-defined]
+def _cache_argument(method: Hashable) -> str:
+    """Return the argument of a forward method that takes the cache; it was renamed in transformers 5.24."""
+    return "cache" if "cache" in signature(cast("Callable[..., Any]", method)).parameters else "past_key_values"
 
 
 @torch.inference_mode()
 def forward(model: Any, model_cache: Any, token_ids: Tensor, positions: Tensor, *, last_only: bool = False) -> Tensor:
     """Return logits [batch, tokens, vocabulary] of *token_ids* [batch, tokens]; of the last token if *last_only*."""
-    arguments = {_cache_argument(type(model)): model_cache}
+    arguments = {_cache_argument(type(model).forward): model_cache}
     output = model(
         input_ids=token_ids,
         position_ids=positions,

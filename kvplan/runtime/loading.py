@@ -9,10 +9,10 @@ import torch
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, InputError, UnsupportedModelError
-from kvplan.runtime.conversion import converted_folder
+from kvplan.runtime.conversion import converted_folder, quiet
 from kvplan.runtime.dense import LayerAttention
 from kvplan.runtime.probe import probe
-from kvplan.store.models import load_model_spec
+from kvplan.store.models import find_model, load_model_spec
 from kvplan.units import format_bytes
 from kvplan_kernels.cache import TORCH_FLOAT
 
@@ -55,8 +55,8 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | None = None, cache_con
     if spec.weight_bytes is None:
         raise InputError(f"{name_or_path} holds a config without weights; running a model takes both")
     dtype = dtype or TORCH_FLOAT[spec.float_type]
-    path = locate(name_or_path)
-    if path.suffix == ".gguf":
+    path = find_model(name_or_path)
+    if path.suffix.lower() == ".gguf":
         check_memory(spec, dtype, copies=2)
         path = converted_folder(path, spec, keep=cache_conversion)
     check_memory(spec, dtype, copies=1)
@@ -67,30 +67,6 @@ def attach(model: Any, tokenizer: Any, spec: ModelSpec) -> LoadedModel:
     """Return *model* with kvplan's attention in place; it is looked at before it is trusted."""
     model.eval()
     return LoadedModel(model=model, tokenizer=tokenizer, spec=spec, layers=probe(model, spec))
-
-
-def locate(name_or_path: str) -> Path:
-    """Return the folder or GGUF file of a model.
-
-    Raises:
-        InputError: It is not on this machine.
-    """
-    if name_or_path == "demo":
-        from kvplan_profiles import demo_model_path
-
-        return Path(demo_model_path())
-    path = Path(name_or_path)
-    if path.exists():
-        return path
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-
-    try:
-        return Path(snapshot_download(name_or_path, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError) as error:
-        raise InputError(
-            f"no model {name_or_path!r} on this machine", hint="give a folder, a GGUF file, or download the model first"
-        ) from error
 
 
 def check_memory(spec: ModelSpec, dtype: torch.dtype, *, copies: int) -> None:
@@ -111,14 +87,15 @@ def _read_weights(folder: Path, dtype: torch.dtype) -> Any:
     if not any(folder.glob("*.safetensors")):
         raise InputError(f"{folder} holds no safetensors weights", hint="convert the model to safetensors first")
     try:
-        return AutoModelForCausalLM.from_pretrained(
-            folder,
-            dtype=dtype,
-            local_files_only=True,
-            use_safetensors=True,
-            trust_remote_code=False,
-            attn_implementation="eager",
-        )
+        with quiet():
+            return AutoModelForCausalLM.from_pretrained(
+                folder,
+                dtype=dtype,
+                local_files_only=True,
+                use_safetensors=True,
+                trust_remote_code=False,
+                attn_implementation="eager",
+            )
     except (SafetensorError, OSError) as error:
         raise InputError(f"weights cannot be read: {_first_line(error)}", where=str(folder)) from error
     except (ValueError, KeyError) as error:
@@ -131,7 +108,8 @@ def _read_tokenizer(folder: Path) -> Any:
     if not any((folder / name).exists() for name in _TOKENIZER_FILES):
         return None
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        with quiet():
+            return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise InputError(f"tokenizer cannot be read: {_first_line(error)}", where=str(folder)) from error
 

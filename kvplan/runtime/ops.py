@@ -24,13 +24,14 @@ class Kernel(StrEnum):
 
 
 class Append(Protocol):
-    """Quantize new K and V into a layer's cache; returns the number of poisoned groups."""
+    """Append as `kvplan_kernels.append.reference` defines it."""
 
-    def __call__(self, cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int: ...
+    def __call__(self, cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int:
+        """Quantize new K and V into a layer's cache; return the number of poisoned groups."""
 
 
 class Decode(Protocol):
-    """Attend to a layer's cache."""
+    """Decode as `kvplan_kernels.decode.reference` defines it."""
 
     def __call__(
         self,
@@ -42,7 +43,8 @@ class Decode(Protocol):
         sink_logits: Tensor | None = None,
         positions: Tensor | None = None,
         received: bool = False,
-    ) -> DecodeResult: ...
+    ) -> DecodeResult:
+        """Attend to a layer's cache."""
 
 
 Dequantize = Callable[[LayerCache, Batch], tuple[Tensor, Tensor]]

@@ -1,0 +1,64 @@
+"""Chunks read what single tokens would have read."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplan.runtime.chunks import chunk_sizes
+from kvplan_kernels.format import CacheFormat, parse
+
+FORMATS = [
+    "bf16",
+    "int8",
+    "int4-s4",
+    "int8-r64",
+    "k8v4-g64-r32-s2",
+    "kivi-k4v4-g64-r128",
+    "kivi-k2v2-g32",
+    "kivi-k4v4-g128-s3",
+    "kivi-paper-k2v2-g32-r64",
+]
+
+
+def quantized(form: CacheFormat, held: int) -> tuple[int, int]:
+    paged = max(0, held - form.sink_tokens)
+    return form.key_flush.quantized_tokens(paged), form.value_flush.quantized_tokens(paged)
+
+
+def seen_in_16_bits(form: CacheFormat, held: int, appended: int) -> tuple[int, int]:
+    """Returns how many tokens of K and V a query at *held* - 1 sees in 16 bits, once *appended* are in the cache."""
+    key, value = quantized(form, appended)
+    paged = max(0, held - form.sink_tokens)
+    return max(0, paged - key), max(0, paged - value)
+
+
+@given(
+    name=st.sampled_from(FORMATS),
+    start=st.integers(0, 400),
+    tokens=st.integers(1, 300),
+    limit=st.integers(1, 32),
+)
+def test_every_query_of_a_chunk_sees_as_many_16_bit_tokens_as_alone(
+    name: str, start: int, tokens: int, limit: int
+) -> None:
+    form = parse(name)
+    sizes = chunk_sizes(form, start, tokens, limit)
+    assert sum(sizes) == tokens
+    assert max(sizes) <= limit
+    if not form.quantized:
+        return
+    at = start
+    for size in sizes:
+        for held in range(at + 1, at + size + 1):
+            assert seen_in_16_bits(form, held, at + size) == seen_in_16_bits(form, held, held)
+        at += size
+
+
+@pytest.mark.parametrize(("name", "sizes"), [("int8", [32, 8]), ("bf16", [32, 8]), ("int8-r4", [1] * 40)])
+def test_only_formats_that_flush_single_tokens_from_a_residual_go_token_by_token(name: str, sizes: list[int]) -> None:
+    assert chunk_sizes(parse(name), 200, 40, 32) == sizes
+
+
+def test_a_prompt_may_let_single_tokens_leave_early_but_never_groups() -> None:
+    assert chunk_sizes(parse("int8-r64"), 200, 40, 32, single=False) == [32, 8]
+    assert chunk_sizes(parse("kivi-k4v4-g64-r128"), 180, 40, 32, single=False) == [11, 29]
