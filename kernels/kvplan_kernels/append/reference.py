@@ -5,8 +5,8 @@ from torch import Tensor
 
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.calls import check_append
-from kvplan_kernels.format import Axis
-from kvplan_kernels.quantize import Quantized, quantize
+from kvplan_kernels.format import Axis, TensorFormat
+from kvplan_kernels.quantize import quantize
 from kvplan_kernels.sequence import Sequence, sequences
 from kvplan_kernels.views import (
     KEY,
@@ -82,33 +82,32 @@ def _held(sequence: Sequence, prefix: str, first: int, last: int) -> Tensor:
     return read_words(words, layout, prefix, 16)[:, torch.arange(first, last) % ring_tokens(layout, prefix)]
 
 
-def _store_pages(sequence: Sequence, prefix: str, first: int, codes: Tensor) -> int:
-    """Store 16-bit patterns in pages, from token *first* on, quantized where the format says so."""
+def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> int:
+    """Store the 16-bit patterns *new* in pages, from token *first* on, quantized where the format says so."""
     layout = sequence.cache.layout
     tensor = tensor_format(layout, prefix)
-    poisoned = done = 0
+    if not new.shape[1]:
+        return 0
+    quantized = quantize(float_values(new, layout.float_type), tensor) if tensor.quantized else None
+    codes = new if quantized is None else quantized.codes
+    done = 0
     while done < codes.shape[1]:
         block, start = divmod(first + done, layout.block_tokens)
-        part = codes[:, done : done + layout.block_tokens - start]
+        stop = min(done + layout.block_tokens - start, codes.shape[1])
         page = sequence.cache.pages[int(sequence.blocks[block])]
-        if tensor.quantized:
-            quantized = quantize(float_values(part, layout.float_type), tensor)
-            _store_metadata(sequence, prefix, page, start, quantized)
-            poisoned += quantized.poisoned
-            part = quantized.codes
-        tokens = start + torch.arange(part.shape[1])
-        write_words(section_view(page, layout, f"{prefix}_codes"), prefix, tensor.bits, tokens, part)
-        done += part.shape[1]
-    return poisoned
+        words = section_view(page, layout, f"{prefix}_codes")
+        write_words(words, prefix, tensor.bits, start + torch.arange(stop - done), codes[:, done:stop])
+        if quantized is not None:
+            _store_metadata(section_view(page, layout, f"{prefix}_scale"), quantized.scale, tensor, start, done, stop)
+            _store_metadata(section_view(page, layout, f"{prefix}_min"), quantized.minimum, tensor, start, done, stop)
+        done = stop
+    return 0 if quantized is None else quantized.poisoned
 
 
-def _store_metadata(sequence: Sequence, prefix: str, page: Tensor, start: int, quantized: Quantized) -> None:
-    layout = sequence.cache.layout
-    tensor = tensor_format(layout, prefix)
-    for name, metadata in (("scale", quantized.scale), ("min", quantized.minimum)):
-        stored = section_view(page, layout, f"{prefix}_{name}")
-        if tensor.axis is Axis.CHANNEL:
-            row = start // (tensor.group_size or layout.head_dim)
-            stored[:, row : row + metadata.shape[1]] = metadata
-        else:
-            stored[:, :, start : start + metadata.shape[2]] = metadata
+def _store_metadata(stored: Tensor, metadata: Tensor, tensor: TensorFormat, start: int, first: int, last: int) -> None:
+    """Store the metadata of tokens *first* to *last* at token *start* of a page's section."""
+    if tensor.axis is Axis.CHANNEL and tensor.group_size is not None:
+        size = tensor.group_size
+        stored[:, start // size : (start + last - first) // size] = metadata[:, first // size : last // size]
+    else:
+        stored[:, :, start : start + last - first] = metadata[:, :, first:last]
