@@ -41,6 +41,9 @@ def bench_decode_command(
 
     All of them in one run, interleaved, on caches that outgrow the processor's own cache.
     """
+    from kvplan.measure.checks import require_packages
+
+    require_packages()
     from kvplan.measure.bench import DEFAULT_FORMATS, DecodeCase, bench_decode
     from kvplan.measure.device import open_device
     from kvplan.runtime.ops import load_ops
@@ -60,11 +63,10 @@ def bench_decode_command(
 
 
 def _show(bench: "DecodeBench") -> None:
-    from rich.console import Console
-
+    from kvplan.report.console import open_console
     from kvplan.units import format_bytes
 
-    console = Console()
+    console = open_console()
     console.print(_table(bench))
     cold = format_bytes(bench.cold_bytes)
     short = "" if bench.cold_bytes >= bench.cold_bytes_wanted else f", {format_bytes(bench.cold_bytes_wanted)} wanted"
@@ -75,13 +77,12 @@ def _show(bench: "DecodeBench") -> None:
 
 
 def _table(bench: "DecodeBench") -> "Table":
-    from rich.table import Table
+    from kvplan.report.table import plain_table
 
-    table = Table(box=None, pad_edge=False)
-    table.add_column("kernel")
-    table.add_column("format")
-    for name in ("time", "GB/s", "of bandwidth", "over folded SDPA", "over best 16-bit"):
-        table.add_column(name, justify="right")
+    table = plain_table(
+        [("kernel", False), ("format", False), ("time", True), ("GB/s", True), ("of bandwidth", True),
+         ("over folded SDPA", True), ("over best 16-bit", True)]
+    )  # fmt: skip
     folded = next(cell.median_s for cell in bench.cells if cell.impl == "torch-sdpa-folded")
     for cell in bench.cells:
         table.add_row(*_row(cell, bench, folded))

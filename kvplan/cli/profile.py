@@ -45,6 +45,10 @@ def profile_command(
     repeats: int | None = typer.Option(
         None, min=1, help="Repeats, each a process of its own. Default: 5, 3 with --quick.", show_default=False
     ),
+    retries: int | None = typer.Option(
+        None, min=0, help="How often a disturbed repeat is measured again. Default: 2, 1 with --quick.",
+        show_default=False,
+    ),
     quick: bool = typer.Option(False, "--quick", help="Fewer samples, repeats and documents."),
     resume: bool = typer.Option(False, "--resume", help="Go on with an interrupted run's journal."),
     force: bool = typer.Option(False, "--force", help="Overwrite the profile and its journal."),
@@ -59,19 +63,21 @@ def profile_command(
     """Measure memory, time and quality of each cache format on the model itself.
 
     Every finished cell is in the journal at once: after an interruption, --resume goes on.
-    Exit status: 0 done, cells out of memory or unsupported included; 1 a cell failed or stayed disturbed.
+    Exit status: 0 done, cells out of memory, unsupported or disturbed included; 1 a cell failed.
     """
+    from kvplan.measure.checks import require_packages
     from kvplan.measure.device import open_device
     from kvplan.measure.progress import open_progress
     from kvplan.measure.session import Session
     from kvplan.store.journal import Journal, journal_path
     from kvplan.store.profiles import save_profile
 
+    require_packages()
     _check_output(output, journal_path(output), resume=resume, force=force)
     asked = _workload(model, workload)
     request = _request(
         model, asked, formats=formats, blocks=block_size, prefill=prefill, kernel=kernel, threads=threads,
-        repeats=repeats, quick=quick,
+        repeats=repeats, retries=retries, quick=quick,
     )  # fmt: skip
     machine = open_device(device if device != "auto" else asked.device, request.kernel_name.rpartition("/")[2])
     with Journal(journal_path(output), keep=resume) as journal, open_progress() as progress:
@@ -111,7 +117,7 @@ def _workload(model: str, path: Path | None) -> "Workload":
 
 def _request(
     model: str, asked: "Workload", *, formats: list[str], blocks: list[int], prefill: str | None, kernel: str,
-    threads: int | None, repeats: int | None, quick: bool,
+    threads: int | None, repeats: int | None, retries: int | None, quick: bool,
 ) -> "Request":  # fmt: skip
     from dataclasses import replace
 
@@ -135,7 +141,11 @@ def _request(
         command=shlex.join(["kvplan", *sys.argv[1:]]),
     )
     request = request.quick() if quick else request
-    return request if repeats is None else replace(request, repeats=repeats)
+    return replace(
+        request,
+        repeats=request.repeats if repeats is None else repeats,
+        retries=request.retries if retries is None else retries,
+    )
 
 
 def _format_name(name: str) -> str:
@@ -237,5 +247,5 @@ def _show(profile: "Profile", output: Path, *, as_json: bool) -> None:
 def _status(profile: "Profile") -> ExitStatus:
     from kvplan.core.records import CellStatus
 
-    bad = (CellStatus.FAILED, CellStatus.DISTURBED)
-    return ExitStatus.NOT_MET if any(cell.status in bad for cell in profile.cells) else ExitStatus.DONE
+    failed = any(cell.status is CellStatus.FAILED for cell in profile.cells)
+    return ExitStatus.NOT_MET if failed else ExitStatus.DONE
