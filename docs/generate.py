@@ -90,11 +90,15 @@ def _plain(text: str | None) -> str:
 def figures() -> str:
     """Return the page of figures."""
     rows = [
-        f"| `{spec.name}` | {spec.unit} | {spec.kind} | {spec.meaning} | {f'`{spec.reference}`' if spec.reference else ''} |"
+        f"| `{spec.name}` | {spec.unit} | {spec.kind} | {spec.meaning} | {_code(spec.reference)} |"
         for spec in FIGURES.values()
     ]
     head = "| figure | unit | compared as | meaning | divided by |\n|---|---|---|---|---|"
     return "\n".join([_NOTE, "# Figures of a profile\n", head, *rows]) + "\n"
+
+
+def _code(name: str | None) -> str:
+    return f"`{name}`" if name else ""
 
 
 def refreshed(text: str) -> str:
