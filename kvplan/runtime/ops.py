@@ -14,6 +14,7 @@ from kvplan.errors import MissingPartError
 from kvplan.runtime.dense import LayerAttention, attend_masked
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.format import UnsupportedError
 
 
 class Kernel(StrEnum):
@@ -119,4 +120,9 @@ def unfused(ops: Ops) -> Ops:
 
 
 def _cpu_variant() -> str:
-    raise MissingPartError("the fused kernels are not built", hint="reinstall kvplan where a C++ compiler is")
+    from kvplan_kernels.native.loader import chosen_variant
+
+    try:
+        return chosen_variant()
+    except UnsupportedError as error:
+        raise MissingPartError(str(error)) from error
