@@ -41,13 +41,13 @@ class Corpus:
 
 
 def read_corpus() -> Corpus:
-    """Split the topics, then drop from the training text every paragraph that repeats held-out text.
+    """Split the topics, then drop every paragraph that repeats scored text, or calibration text in training.
 
     Topics quote each other (`compound` holds `try`, `pdb`'s docstring holds part of `debugger`), so a split by
     topic alone would leak: a paragraph is dropped when it shares a run of eight words with a held-out topic.
     """
-    scored = _joined(SCORED_TOPICS)
-    calibration = _joined(CALIBRATION_TOPICS)
+    scored = "\n".join(topics[name].strip("\n") + "\n" for name in SCORED_TOPICS)
+    calibration = "\n".join(without_repeats([topics[name] for name in CALIBRATION_TOPICS], word_runs(scored)))
     held_out = word_runs(scored) | word_runs(calibration)
     kept = [name for name in sorted(topics) if name not in SCORED_TOPICS + CALIBRATION_TOPICS]
     documents = [topics[name] for name in kept] + list(_library_documents())
@@ -59,10 +59,6 @@ def word_runs(text: str) -> set[tuple[str, ...]]:
     """Every run of eight words in a text, line breaks and case ignored."""
     words = text.lower().split()
     return {tuple(words[i : i + RUN_OF_WORDS]) for i in range(len(words) - RUN_OF_WORDS + 1)}
-
-
-def _joined(names: tuple[str, ...]) -> str:
-    return "\n".join(topics[name].strip("\n") + "\n" for name in names)
 
 
 def without_repeats(documents: list[str], held_out: set[tuple[str, ...]]) -> Iterator[str]:
