@@ -1,12 +1,17 @@
 """Quality results of several formats from one pass over the data: the 16-bit reference is computed once."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
+import torch
+
 from kvplan import __version__
+from kvplan.core.formats import read_format
 from kvplan.core.records import DocumentScore, Quality, QualityKey, RetrievalTrial
-from kvplan.core.workloads import Prefill
+from kvplan.core.specs import ModelSpec
+from kvplan.core.workloads import Prefill, Search
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.quality.compare import score_documents, score_trials
 from kvplan.quality.lanes import Lane, Lanes, reference_format
@@ -14,10 +19,15 @@ from kvplan.quality.passages import Passage, cut_documents, data_digest, opening
 from kvplan.quality.retrieval import TEXT_FORM, make_trials, read_form
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel
-from kvplan_kernels.format import CacheFormat, UnsupportedError, parse
+from kvplan.runtime.pool import layer_layouts
+from kvplan_kernels.format import CacheFormat
 
 _BATCH: Final = 8
 _SEED: Final = 20260801
+
+NOISE_FLOOR: Final = (
+    "the 16-bit row is the noise floor: the kernel against torch's attention over the same 16-bit cache"
+)
 
 Progress = Callable[[float], None]
 """Hears the share of the work that is done, 0 to 1."""
@@ -109,7 +119,7 @@ def score(
     options = options or QualityOptions()
     data = prepare(loaded, options, text)
     reference = reference_format(loaded.spec)
-    forms = [_parsed(name) for name in formats]
+    forms = [read_format(name) for name in formats]
     lanes = [Lane(format=reference), *(Lane(format=form, unfused=form == reference) for form in forms)]
     work = Lanes(
         loaded,
@@ -123,16 +133,29 @@ def score(
         threads=options.threads,
     )
     heard = _heard(progress, data, len(lanes), options.prefill)
-    documents = score_documents(work.run(data.documents, heard), data.documents, forms, loaded.spec)
-    _check_quantized(forms, documents, data.documents)
     trials: Sequence[tuple[RetrievalTrial, ...]] = [()] * len(forms)
-    if data.trials:
-        trials = score_trials(work.run(data.trials, heard), data.trials, len(lanes))
+    with _torch_threads(options.threads):
+        documents = score_documents(work.run(data.documents, heard), data.documents, forms, loaded.spec)
+        _check_quantized(forms, documents, data.documents)
+        if data.trials:
+            trials = score_trials(work.run(data.trials, heard), data.trials, len(lanes))
     _check_poisoned(forms, work.poisoned_groups[1:])
     return [
         Quality(key=_key(loaded, lane, options, data.digest, work), documents=documents[i], trials=trials[i])
         for i, lane in enumerate(lanes[1:])
     ]
+
+
+def default_formats(spec: ModelSpec, options: QualityOptions) -> list[str]:
+    """Return the formats that a search looks at, without those that do not lay out on this model and block size."""
+    found = []
+    for name in Search().formats:
+        try:
+            layer_layouts(spec, read_format(name), options.block_tokens)
+        except UnsupportedFormatError:
+            continue
+        found.append(name)
+    return found
 
 
 def _held_out_text() -> str:
@@ -149,11 +172,15 @@ def _trial_form(loaded: LoadedModel) -> Any:
     return read_form(demo_retrieval_path())
 
 
-def _parsed(name: str) -> CacheFormat:
+@contextmanager
+def _torch_threads(threads: int | None) -> Iterator[None]:
+    """Let torch use *threads* threads for a while; None leaves it alone."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads or before)
     try:
-        return parse(name)
-    except UnsupportedError as error:
-        raise UnsupportedFormatError(str(error)) from error
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _heard(progress: Progress, data: QualityData, lanes: int, prefill: Prefill) -> Callable[[int], None]:

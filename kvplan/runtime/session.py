@@ -98,7 +98,7 @@ class _FreshStep(_StepBase):
         self.begin(layer)
         output = attend_fresh(query, key, value, self.layers[layer])
         started = perf_counter()
-        keys, values = key[0].transpose(0, 1).contiguous(), value[0].transpose(0, 1).contiguous()
+        keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         for runtime, batch in self._targets:
             self._spent.poisoned_groups += runtime.ops.append(
                 runtime.pool.caches[layer], batch, keys, values, self._counts
@@ -133,12 +133,10 @@ class _PagedStep(_StepBase):
         attention, cache, spent = self.layers[layer], self._caches[layer], self._spent
         started = perf_counter()
         spent.poisoned_groups += self._ops.append(
-            cache, chunk.before, key.flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous(), chunk.counts
+            cache, chunk.before, key.flatten(0, 1), value.flatten(0, 1), chunk.counts
         )
         appended = perf_counter()
-        result = self._ops.decode(
-            cache, chunk.after, query.contiguous(), attention.options, sink_logits=attention.sink_logits
-        )
+        result = self._ops.decode(cache, chunk.after, query, attention.options, sink_logits=attention.sink_logits)
         output = result.output.to(query.dtype)
         spent.append_s += appended - started
         spent.attend_s += perf_counter() - appended
