@@ -20,7 +20,7 @@ _COLUMNS: Final = (
     ("KL p99", True),
     ("flips", True),
     ("at most", True),
-    ("keys (16-bit)", True),
+    ("keys", True),
 )
 
 
@@ -42,8 +42,8 @@ def print_quality(
     quality, bounds = results[0]
     key = quality.key
     lines = [
-        f"{bounds.documents} documents, {bounds.positions} positions and {bounds.trials} keys, each against {sixteen_bit}",
-        f"on the same tokens; at most: upper bound at {100 * bounds.confidence:g}%",
+        f"{bounds.documents} documents, {bounds.positions} positions, each against {sixteen_bit} on the same tokens",
+        f"at most: upper bound at {100 * bounds.confidence:g}%; keys: found of {bounds.trials}, in brackets at 16 bits",
         f"prefill {key.prefill}, chunks of up to {key.chunk_tokens}, block size {key.block_tokens}, {key.kernel}",
     ]
     if any(result.key.format == sixteen_bit for result, _ in results):
