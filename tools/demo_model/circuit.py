@@ -30,7 +30,7 @@ class Strengths:
 
     position_peak: float = 9.0
     position_pairs: int = 8
-    match: float = 8.0
+    match: float = 12.0
     copied: float = 4.0
     noise: float = 0.02
     longest_match: int = 2048
