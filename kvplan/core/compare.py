@@ -2,8 +2,8 @@
 
 A time has regressed when it lies above the margin and its rise is no noise: the median shift over all pairs of repeats
 exceeds the margin, and Welch's test against "no rise", corrected by Holm over all figures, is significant. It is
-undecided when it exceeds the margin without being significant, or when its interval is so wide that twice the margin
-lies inside. Quality is held to a tenth of the baseline's own damage, or twice the noise of 16 bits against 16 bits.
+undecided when it exceeds the margin without being significant, or when its interval crosses the margin and reaches
+further than twice the margin to either side. Quality is held to a tenth of the baseline's own damage, or twice the noise of 16 bits against 16 bits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,6 +20,8 @@ from kvplan.core.specs import DeviceKind
 from kvplan.core.stats import Interval, shift, welch_above
 
 MARGINS: Final = {DeviceKind.CPU: 0.10, DeviceKind.CUDA: 0.05}
+WIDE: Final = 2.0
+"""Margins to either side from which an interval that crosses the margin says next to nothing."""
 _RELATIVE_ROUNDING: Final = 1e-9
 
 
@@ -171,7 +173,8 @@ def _time(
 
 
 def _too_wide(interval: Interval, margin: float, repeats: int) -> bool:
-    return repeats < 2 or interval.high > 2 * log(1 + margin)
+    allowed = log(1 + margin)
+    return repeats < 2 or (interval.high > allowed and interval.high - interval.low > 2 * WIDE * allowed)
 
 
 def ratios(cell: Cell, name: str, reference: str) -> list[float]:

@@ -11,7 +11,7 @@ from kvplan_kernels.layout import KVLayout
 REFERENCE_HEAD_DIM: Final = 128
 """The head size that effective bits are given for where no model is named."""
 _KIVI: Final = "Liu et al. 2024, KIVI, arXiv 2402.02750"
-_KEYS_FIRST: Final = "keys are given more bits than values: Li et al. 2025, KVTuner, arXiv 2502.04420"
+_KEYS_FIRST: Final = "more bits for keys than for values: KV-AdaQuant, arXiv 2502.15075"
 
 FORMATS: Final = {
     "bf16": "16 bits, unquantized",

@@ -8,7 +8,7 @@ from kvplan.core.formats import growth_bytes, in_residual
 from kvplan.core.memory import layer_layouts
 from kvplan.core.specs import ModelSpec
 from kvplan_kernels.format import CacheFormat
-from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout
+from kvplan_kernels.layout import KVLayout
 
 _CONTEXT_MAX: Final = 1 << 40
 
@@ -120,18 +120,16 @@ def _capacity(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int, kv
     own_bytes = sum(n * (layout.ring_bytes + layout.sink_bytes) for layout, n in layouts)
     first = layouts[0][0]
 
-    def need(sequences: int, tokens: int) -> int:
-        blocks = sequences * first.blocks(tokens)
-        return sequences * own_bytes + blocks * block_bytes + sequences * blocks * BLOCK_TABLE_ENTRY_BYTES
+    def need(tokens: int) -> int:
+        return own_bytes + first.blocks(tokens) * block_bytes
 
-    concurrency = _largest(lambda count: need(count, context_tokens) <= kv_bytes)
-    slots = max(1, concurrency)
-    blocks = max(0, kv_bytes - slots * own_bytes) // (block_bytes + slots * BLOCK_TABLE_ENTRY_BYTES)
+    concurrency = kv_bytes // max(1, need(context_tokens))
+    blocks = max(0, kv_bytes - max(1, concurrency) * own_bytes) // block_bytes
     return Capacity(
         blocks=blocks,
         tokens=blocks * first.block_tokens,
         max_concurrency=concurrency,
-        max_context=_largest(lambda tokens: need(1, tokens) <= kv_bytes),
+        max_context=_largest(lambda tokens: need(tokens) <= kv_bytes),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Final
 
 _TINY: Final = 1e-300
 _STEPS: Final = 400
+_BISECTIONS: Final = 60
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,7 @@ def sign_test_above(worse: int, better: int) -> float:
     return 1.0 if worse == 0 else 1 - _half_binomial(worse - 1, worse + better)
 
 
+@cache
 def binomial_upper(successes: int, trials: int, confidence: float) -> float:
     """Return the Clopper-Pearson upper bound of a share.
 
@@ -165,13 +167,14 @@ def student_above(value: float, freedom: float) -> float:
     return tail if value > 0 else 1 - tail
 
 
+@cache
 def student_quantile(confidence: float, freedom: float) -> float:
     """Return the t that is exceeded with probability 1 - *confidence*, for a confidence of at least a half."""
     return _solve(lambda value: 1 - student_above(value, freedom), confidence, 0, 1e4)
 
 
 def _solve(rising: Callable[[float], float], goal: float, low: float, high: float) -> float:
-    for _ in range(100):
+    for _ in range(_BISECTIONS):
         middle = (low + high) / 2
         low, high = (middle, high) if rising(middle) < goal else (low, middle)
     return high
