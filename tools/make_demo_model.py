@@ -57,11 +57,10 @@ def _make(corpus: Corpus, output: Path, steps: int) -> None:
     model = build_model(len(tokenizer), strengths, SEED)
     stream = _stream(tokenizer, corpus.training)
     print(f"{len(stream)} training tokens, {model.num_parameters()} parameters", file=sys.stderr, flush=True)
-    started = time.perf_counter()
     train(model, _rows(tokenizer, stream, SEED), steps, SEED)
     _save(model, tokenizer, output / "demo")
     _write_texts(corpus, output / "text")
-    _write_record(corpus, len(stream), steps, time.perf_counter() - started, output / "demo" / "training.json")
+    _write_record(corpus, len(stream), steps, output / "demo" / "training.json")
 
 
 def _stream(tokenizer: PreTrainedTokenizerFast, documents: tuple[str, ...]) -> torch.Tensor:
@@ -96,7 +95,7 @@ def _write_texts(corpus: Corpus, folder: Path) -> None:
     (folder / "python_topics_calibration.txt").write_text(corpus.calibration, encoding="utf-8")
 
 
-def _write_record(corpus: Corpus, tokens: int, steps: int, seconds: float, path: Path) -> None:
+def _write_record(corpus: Corpus, tokens: int, steps: int, path: Path) -> None:
     """Say what the model was made from, so that another machine can tell whether it reads the same text."""
     digest = hashlib.sha256("\0".join(corpus.training).encode()).hexdigest()
     record = {
@@ -108,7 +107,6 @@ def _write_record(corpus: Corpus, tokens: int, steps: int, seconds: float, path:
         "training_characters": sum(map(len, corpus.training)),
         "training_tokens": tokens,
         "training_sha256": digest,
-        "training_seconds": round(seconds),
     }
     path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
