@@ -19,6 +19,8 @@ T = TypeVar("T")
 _FILE_BYTES_MAX: Final = 2**20
 _DEPTH_MAX: Final = 12
 _ALIASES_MAX: Final = 64
+_SIZE_MAX: Final = 2**53
+"""Bytes up to here are whole numbers in floating point."""
 _QUANTITY_LENGTH_MAX: Final = 32
 _SHOWN_LENGTH_MAX: Final = 60
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
@@ -140,7 +142,7 @@ class Value:
             count = parse_bytes(text)
         except InputError as error:
             self.refuse(error.message, error.hint)
-        if count >= 2**63:
+        if count > _SIZE_MAX:
             self.refuse(f"{text} is more than there is")
         return count
 

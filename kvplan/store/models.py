@@ -54,6 +54,8 @@ def find_model(name: str | Path) -> Path:
     """Return the folder, GGUF file or config.json that *name* stands for; raises as `load_model_spec` does."""
     if str(name) == DEMO:
         return _demo_folder()
+    if not str(name).isprintable() or str(name) in ("", "."):
+        raise InputError(f"{str(name)[:200]!r} names no model", hint=f"{DEMO} is one to try")
     path = Path(name).expanduser() if str(name).startswith("~") else Path(name)
     try:
         folder, exists = path.is_dir(), path.exists()
