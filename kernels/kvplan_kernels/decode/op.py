@@ -1,0 +1,79 @@
+"""The decode operation, its implementations, and how far they may be from the definition."""
+
+from typing import Final, Protocol
+
+from torch import Tensor
+
+from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
+from kvplan_kernels.cases import all_cases
+from kvplan_kernels.decode import cpu, reference
+from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.native import loader
+from kvplan_kernels.op import Implementation, Op, nothing_missing
+
+
+class DecodeCall(Protocol):
+    """What every implementation of decode takes."""
+
+    def __call__(
+        self,
+        cache: LayerCache,
+        batch: Batch,
+        query: Tensor,
+        options: AttentionOptions,
+        *,
+        sink_logits: Tensor | None = None,
+        positions: Tensor | None = None,
+        received: bool = False,
+    ) -> DecodeResult:
+        """Return the attention of the queries."""
+        ...
+
+
+DECODE: Final[Op[DecodeCall]] = Op(
+    reference=reference.decode,
+    implementations={
+        "reference": Implementation(call=reference.decode, missing=nothing_missing),
+        "cpu": Implementation(call=cpu.decode, missing=loader.missing),
+    },
+    cases=all_cases,
+)
+
+QUANTIZATION_SHARE: Final = 0.1
+"""The most that an implementation's error may be of the error of quantizing, both as norms over a sequence's output."""
+
+_PROBABILITY_ERROR: Final = 2.0**-9
+_SCORE_ERROR: Final = 2.0**-13
+_LEAST_NORMAL: Final = 2.0**-126
+
+
+def received_bound(query: Tensor, key: Tensor, options: AttentionOptions) -> float:
+    """Return how far the probability that a token received may be from the definition.
+
+    Args:
+        query: float32 [queries, query_heads, head_dim].
+        key: float32 [kv_heads, tokens, head_dim].
+        options: Scale, window and softcap.
+    """
+    return query.shape[0] * _relative_bound(query, key, options)
+
+
+def output_bound(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> float:
+    """Return how far an element of one sequence's output may be from the definition.
+
+    Args:
+        query: float32 [queries, query_heads, head_dim].
+        key: float32 [kv_heads, tokens, head_dim].
+        value: As key.
+        options: Scale, window and softcap.
+    """
+    if not key.shape[1]:
+        return 0.0
+    return float(value.abs().max()) * _relative_bound(query, key, options) + _LEAST_NORMAL
+
+
+def _relative_bound(query: Tensor, key: Tensor, options: AttentionOptions) -> float:
+    if not key.shape[1]:
+        return 0.0
+    score = float(query.abs().max() * key.abs().max()) * query.shape[-1] ** 0.5 * abs(options.scale)
+    return _PROBABILITY_ERROR + _SCORE_ERROR * score
