@@ -1,28 +1,54 @@
 """Two profiles compared: exact figures exactly, times as ratios to the 16-bit kernel of the same run, quality paired.
 
 A time has regressed when it lies above the margin and its rise is no noise: the median shift over all pairs of repeats
-exceeds the margin, and Welch's test against "no rise", corrected by Holm over all figures, is significant. It is
-undecided when it exceeds the margin without being significant, or when its interval crosses the margin and reaches
-further than twice the margin to either side. Quality is held to a tenth of the baseline's own damage, or twice the noise of 16 bits against 16 bits.
+exceeds the margin, and a t test against "no rise", corrected by Holm over all figures, is significant. Few repeats say
+little of a cell's own spread, so its variance is averaged with that of the same figure in all cells, each with its
+degrees of freedom, at most as many as the cell's own (after Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004). A time is
+undecided when its interval crosses the margin and is wide. Quality is held to a tenth of the baseline's own damage, or
+twice the noise of 16 bits against 16 bits.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from math import exp, expm1, log
-from statistics import median
+from dataclasses import dataclass, replace
+from math import exp, log, sqrt
+from statistics import fmean, median
 from typing import Final
 
 from kvplan.core.compare_quality import compare_quality
-from kvplan.core.comparisons import Comparison, FigureVerdict, Standing, Suspect, decide
+from kvplan.core.comparisons import LEVEL, Comparison, FigureVerdict, Standing, Suspect, decide
 from kvplan.core.figures import FIGURES, FigureKind
 from kvplan.core.records import Cell, CellKey, CellStatus, Figure, Profile
 from kvplan.core.specs import DeviceKind
-from kvplan.core.stats import Interval, shift, welch_above
+from kvplan.core.stats import shift, student_above, student_quantile
 
 MARGINS: Final = {DeviceKind.CPU: 0.10, DeviceKind.CUDA: 0.05}
 WIDE: Final = 2.0
 """Margins to either side from which an interval that crosses the margin says next to nothing."""
 _RELATIVE_ROUNDING: Final = 1e-9
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Rise:
+    """Ratios of one time in two profiles, not yet tested.
+
+    Attributes:
+        ours: Logarithms, a repeat each.
+        theirs: The baseline's.
+    """
+
+    verdict: FigureVerdict
+    ours: tuple[float, ...]
+    theirs: tuple[float, ...]
+
+    @property
+    def freedom(self) -> int:
+        """Degrees of freedom of the spread; 0 or less where there is none."""
+        return len(self.ours) + len(self.theirs) - 2 if min(len(self.ours), len(self.theirs)) > 1 else 0
+
+    @property
+    def squares(self) -> float:
+        """Squares of deviations from each side's mean, summed."""
+        return sum((x - fmean(side)) ** 2 for side in (self.ours, self.theirs) for x in side)
 
 
 def compare_profiles(current: Profile, baseline: Profile, margin: float | None = None) -> Comparison:
@@ -36,7 +62,7 @@ def compare_profiles(current: Profile, baseline: Profile, margin: float | None =
         ]
     else:
         difference = profile_difference(current, baseline)
-        verdicts = list(_cell_verdicts(current, baseline, difference, allowed))
+        verdicts = weigh(list(_cell_verdicts(current, baseline, difference, allowed)), allowed)
         verdicts += compare_quality(current, baseline, difference)
     return Comparison(decide(verdicts), f"the baseline of {baseline.created}", allowed)
 
@@ -64,7 +90,7 @@ def _shape(key: CellKey, *, counted: bool = True) -> tuple[object, ...]:
 
 def _cell_verdicts(
     current: Profile, baseline: Profile, difference: str, margin: float
-) -> Iterable[FigureVerdict | Suspect]:
+) -> Iterable[FigureVerdict | Rise]:
     seen: set[int] = set()
     for base in baseline.cells:
         if base.status not in (CellStatus.OK, CellStatus.DISTURBED):
@@ -108,7 +134,7 @@ def _without_counterpart(base: Cell, cells: Sequence[Cell]) -> FigureVerdict:
     )
 
 
-def _figures(cell: Cell, base: Cell, difference: str, margin: float) -> Iterable[FigureVerdict | Suspect]:
+def _figures(cell: Cell, base: Cell, difference: str, margin: float) -> Iterable[FigureVerdict | Rise]:
     obstacle = difference or _cell_difference(cell, base)
     for name, spec in FIGURES.items():
         if name not in base.figures or base.figures[name].value is None:
@@ -149,7 +175,7 @@ def _exact(name: str, cell: Cell, base: Cell) -> FigureVerdict:
 
 def _time(
     name: str, reference: str, cell: Cell, base: Cell, obstacle: str, margin: float
-) -> FigureVerdict | Suspect:
+) -> FigureVerdict | Rise:
     verdict = FigureVerdict(cell=base.key.label, figure=name, standing=Standing.HELD, unit=f"of {reference}")
     if obstacle:
         return replace(verdict, standing=Standing.NOT_COMPARABLE, reason=obstacle)
@@ -160,21 +186,46 @@ def _time(
     if not ours or not theirs:
         reason = f"no {reference} of the same run to divide by"
         return replace(verdict, standing=Standing.NOT_COMPARABLE, reason=reason)
-    point, interval = shift([log(ratio) for ratio in ours], [log(ratio) for ratio in theirs])
-    verdict = replace(
-        verdict, current=median(ours), baseline=median(theirs), low=exp(interval.low), high=exp(interval.high)
+    return Rise(
+        verdict=replace(verdict, current=median(ours), baseline=median(theirs)),
+        ours=tuple(map(log, ours)),
+        theirs=tuple(map(log, theirs)),
     )
+
+
+def weigh(verdicts: Sequence[FigureVerdict | Rise], margin: float) -> list[FigureVerdict | Suspect]:
+    """Return *verdicts* with every rise tested, its variance averaged with that of its figure in all cells."""
+    rises = [verdict for verdict in verdicts if isinstance(verdict, Rise) and verdict.freedom > 0]
+    pooled = {
+        name: _pooled_variance([rise for rise in rises if rise.verdict.figure == name])
+        for name in {rise.verdict.figure for rise in rises}
+    }
+    return [_test(v, pooled.get(v.verdict.figure), log(1 + margin)) if isinstance(v, Rise) else v for v in verdicts]
+
+
+def _pooled_variance(rises: Sequence[Rise]) -> tuple[float, int]:
+    """Return the variance of one repeat and its degrees of freedom, over all *rises*."""
+    freedom = sum(rise.freedom for rise in rises)
+    return sum(rise.squares for rise in rises) / freedom, freedom
+
+
+def _test(rise: Rise, pooled: tuple[float, int] | None, allowed: float) -> Suspect:
+    point, _ = shift(rise.ours, rise.theirs)
+    if pooled is None or rise.freedom <= 0:
+        return Suspect(verdict=rise.verdict, above=point > allowed, unclear=True, p_value=1.0)
+    borrowed = min(pooled[1] - rise.freedom, rise.freedom)
+    freedom = rise.freedom + borrowed
+    variance = (rise.squares + borrowed * pooled[0]) / freedom
+    error = sqrt(variance * (1 / len(rise.ours) + 1 / len(rise.theirs)))
+    reach = student_quantile(1 - LEVEL / 2, freedom) * error
+    low, high = point - reach, point + reach
+    step = fmean(rise.ours) - fmean(rise.theirs)
     return Suspect(
-        verdict=verdict,
-        above=point > log(1 + margin),
-        wide=_too_wide(interval, margin, min(len(ours), len(theirs))),
-        p_value=welch_above([log(ratio) for ratio in ours], [log(ratio) for ratio in theirs]),
+        verdict=replace(rise.verdict, low=exp(low), high=exp(high)),
+        above=point > allowed,
+        unclear=low < allowed < high and reach > WIDE * allowed,
+        p_value=student_above(step / error, freedom) if error > 0 else float(step <= 0),
     )
-
-
-def _too_wide(interval: Interval, margin: float, repeats: int) -> bool:
-    allowed = log(1 + margin)
-    return repeats < 2 or (interval.high > allowed and interval.high - interval.low > 2 * WIDE * allowed)
 
 
 def ratios(cell: Cell, name: str, reference: str) -> list[float]:
@@ -185,12 +236,3 @@ def ratios(cell: Cell, name: str, reference: str) -> list[float]:
 
 def _repeats(figure: Figure | None) -> tuple[tuple[float, ...], ...]:
     return figure.repeats if figure is not None else ()
-
-
-def rise_text(value: float) -> str:
-    """Return a factor as a signed percentage.
-
-    >>> rise_text(1.25)
-    '+25.0%'
-    """
-    return f"{100 * expm1(log(value)):+.1f}%"

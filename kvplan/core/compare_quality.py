@@ -109,7 +109,8 @@ def _document_suspect(measure: _Measure, score: Quality, base: Quality, noise: Q
         cell=_label(base.key), figure=str(measure.quantity), standing=Standing.HELD, current=ours, baseline=theirs,
         unit="nats" if measure.quantity is Quantity.KL else "share",
     )  # fmt: skip
-    return Suspect(verdict=verdict, above=ours - theirs > allowed, wide=False, p_value=mean_above_zero(rises))
+    above = ours - theirs > allowed
+    return Suspect(verdict=verdict, above=above, unclear=above, p_value=mean_above_zero(rises))
 
 
 def _trial_verdict(score: Quality, base: Quality) -> FigureVerdict | Suspect:
@@ -125,7 +126,7 @@ def _trial_verdict(score: Quality, base: Quality) -> FigureVerdict | Suspect:
     lost = sum(other.hit and not mine.hit for mine, other in pairs)
     gained = sum(mine.hit and not other.hit for mine, other in pairs)
     above = lost - gained > RETRIEVAL_ALLOWED * count
-    return Suspect(verdict=verdict, above=above, wide=False, p_value=sign_test_above(lost, gained))
+    return Suspect(verdict=verdict, above=above, unclear=above, p_value=sign_test_above(lost, gained))
 
 
 def _drop(quality: Quality) -> float:

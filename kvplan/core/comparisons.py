@@ -84,15 +84,15 @@ class Suspect:
     """A verdict that waits for the correction over all of them.
 
     Attributes:
-        verdict: As it stands if the rise is significant or there is none.
+        verdict: As it stands where there is no rise.
         above: Whether the rise is beyond what is allowed.
-        wide: Whether the interval says next to nothing.
+        unclear: Whether the spread is so wide that an insignificant rise says nothing.
         p_value: Of "there is no rise".
     """
 
     verdict: FigureVerdict
     above: bool
-    wide: bool
+    unclear: bool
     p_value: float
 
 
@@ -108,8 +108,8 @@ def decide(verdicts: Sequence[FigureVerdict | Suspect]) -> tuple[FigureVerdict, 
 def _settle(suspect: Suspect, p_value: float) -> FigureVerdict:
     if suspect.above and p_value < LEVEL:
         return replace(suspect.verdict, standing=Standing.REGRESSED)
+    if suspect.unclear:
+        return replace(suspect.verdict, standing=Standing.UNDECIDED, reason="too noisy to tell; measure more")
     if suspect.above:
-        return replace(suspect.verdict, standing=Standing.UNDECIDED, reason="above what is allowed, but maybe by noise")
-    if suspect.wide:
-        return replace(suspect.verdict, standing=Standing.UNDECIDED, reason="too noisy to tell; measure more repeats")
+        return replace(suspect.verdict, reason="above what is allowed, within noise")
     return suspect.verdict

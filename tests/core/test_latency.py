@@ -1,5 +1,5 @@
-from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -17,7 +17,7 @@ def step_s(loads: list[tuple[Bucket, int]]) -> float:
     return 0.010 + 1e-4 * sequences + 1e-6 * sum(n * bucket.total_tokens for bucket, n in loads)
 
 
-def cell(make, loads: list[tuple[Bucket, int]], form: str = "int4") -> Cell:  # type: ignore[no-untyped-def]
+def cell(make: Any, loads: list[tuple[Bucket, int]], form: str = "int4") -> Cell:
     """Return a cell without noise of a step that is linear in sequences and tokens."""
     tokens = sum(n * bucket.total_tokens for bucket, n in loads)
     made = make(noise=0.0).cell(form, loads)
@@ -27,30 +27,30 @@ def cell(make, loads: list[tuple[Bucket, int]], form: str = "int4") -> Cell:  # 
     )
 
 
-def timings(make: Callable[..., object], *loads: list[tuple[Bucket, int]]) -> Timings:
+def timings(make: Any, *loads: list[tuple[Bucket, int]]) -> Timings:
     return Timings(cells=tuple(cell(make, some) for some in loads))
 
 
-def test_a_cell_of_the_same_loads_is_read_and_not_predicted(maker: Callable[..., object]) -> None:
+def test_a_cell_of_the_same_loads_is_read_and_not_predicted(maker: Any) -> None:
     estimate = timings(maker, [(A, 4)], [(B, 4)]).tpot([Load(bucket=B, sequences=4)], 95)
     assert estimate.evidence is Evidence.MEASURED
     assert estimate.value_s == step_s([(B, 4)])
 
 
-def test_buckets_of_one_length_count_as_one(maker: Callable[..., object]) -> None:
+def test_buckets_of_one_length_count_as_one(maker: Any) -> None:
     twin = replace(A, name="twin")
     loads = [Load(bucket=A, sequences=1), Load(bucket=twin, sequences=3)]
     assert timings(maker, [(A, 4)], [(B, 4)]).tpot(loads, 95).evidence is Evidence.MEASURED
 
 
-def test_a_linear_step_is_predicted_exactly(maker: Callable[..., object]) -> None:
+def test_a_linear_step_is_predicted_exactly(maker: Any) -> None:
     known = timings(maker, [(A, 4)], [(B, 4)], [(A, 8)], [(A, 2), (B, 2)])
     estimate = known.tpot([Load(bucket=A, sequences=6), Load(bucket=B, sequences=2)], 50)
     assert estimate.evidence is Evidence.PREDICTED
     assert estimate.value_s == pytest.approx(step_s([(A, 6), (B, 2)]), rel=1e-6)
 
 
-def test_the_error_of_a_prediction_is_that_of_held_out_cells(maker: Callable[..., object]) -> None:
+def test_the_error_of_a_prediction_is_that_of_held_out_cells(maker: Any) -> None:
     known = timings(maker, [(A, 4)], [(B, 4)], [(A, 8)], [(A, 2), (B, 2)])
     estimate = known.tpot([Load(bucket=A, sequences=6)], 50)
     assert estimate.error is not None
@@ -63,7 +63,7 @@ def test_the_error_of_a_prediction_is_that_of_held_out_cells(maker: Callable[...
 
 @pytest.mark.parametrize("loads", [[(A, 17)], [(A, 1)], [(replace(A, prompt_tokens=5000), 4)]])
 def test_nothing_is_predicted_beyond_twice_what_was_measured(
-    maker: Callable[..., object], loads: list[tuple[Bucket, int]]
+    maker: Any, loads: list[tuple[Bucket, int]]
 ) -> None:
     known = timings(maker, [(A, 4)], [(B, 4)], [(A, 8)])
     estimate = known.tpot([Load(bucket=bucket, sequences=n) for bucket, n in loads], 95)
@@ -71,25 +71,25 @@ def test_nothing_is_predicted_beyond_twice_what_was_measured(
     assert "too far" in estimate.reason
 
 
-def test_one_cell_is_too_few_to_predict_from(maker: Callable[..., object]) -> None:
+def test_one_cell_is_too_few_to_predict_from(maker: Any) -> None:
     assert "too few" in timings(maker, [(A, 4)]).tpot([Load(bucket=A, sequences=5)], 95).reason
     assert Timings(cells=()).tpot([Load(bucket=A, sequences=5)], 95).reason == "not measured"
 
 
-def test_a_disturbed_cell_counts_for_nothing_and_is_named(maker: Callable[..., object]) -> None:
+def test_a_disturbed_cell_counts_for_nothing_and_is_named(maker: Any) -> None:
     disturbed = replace(cell(maker, [(A, 4)]), status=CellStatus.DISTURBED, reason="steal 9%")
     estimate = Timings(cells=(disturbed,)).tpot([Load(bucket=A, sequences=4)], 95)
     assert estimate.value_s is None
     assert "steal 9%" in estimate.reason
 
 
-def test_sixteen_bit_times_come_from_interleaved_cells_where_there_are_none(maker: Callable[..., object]) -> None:
+def test_sixteen_bit_times_come_from_interleaved_cells_where_there_are_none(maker: Any) -> None:
     other = cell(maker, [(A, 4)])
     estimate = Timings(cells=(), others=(other,)).tpot([Load(bucket=A, sequences=4)], 50)
     assert estimate.value_s == pytest.approx(other.figures["tpot_16bit_s"].value)
 
 
-def test_a_percentile_is_taken_in_each_repeat_and_the_bound_over_repeats(maker: Callable[..., object]) -> None:
+def test_a_percentile_is_taken_in_each_repeat_and_the_bound_over_repeats(maker: Any) -> None:
     made = cell(maker, [(A, 4)])
     repeats = tuple(tuple(0.01 * scale * x for x in (1, 1, 1, 1, 2)) for scale in (1.0, 1.1, 1.2, 1.3, 1.4))
     made = replace(made, figures=made.figures | {"tpot_s": Figure.measured("s", repeats)})
@@ -98,7 +98,7 @@ def test_a_percentile_is_taken_in_each_repeat_and_the_bound_over_repeats(maker: 
     assert estimate.high_s == pytest.approx(0.028)
 
 
-def test_ttft_is_a_percentile_over_buckets_by_share(maker: Callable[..., object]) -> None:
+def test_ttft_is_a_percentile_over_buckets_by_share(maker: Any) -> None:
     known = timings(maker, [(A, 4)], [(B, 4)])
     mostly_a = (replace(A, share=0.97), replace(B, share=0.03))
     mostly_b = (replace(A, share=0.5), replace(B, share=0.5))
@@ -106,13 +106,13 @@ def test_ttft_is_a_percentile_over_buckets_by_share(maker: Callable[..., object]
     assert known.ttft(mostly_b, 95).value_s == pytest.approx(1.91)
 
 
-def test_ttft_of_a_prompt_that_was_not_measured_is_absent_with_a_reason(maker: Callable[..., object]) -> None:
+def test_ttft_of_a_prompt_that_was_not_measured_is_absent_with_a_reason(maker: Any) -> None:
     estimate = timings(maker, [(A, 4)]).ttft((A, B), 95)
     assert estimate.value_s is None
     assert "1900 tokens" in estimate.reason
 
 
-def test_shares_of_a_step_sum_to_one(maker: Callable[..., object]) -> None:
+def test_shares_of_a_step_sum_to_one(maker: Any) -> None:
     shares = timings(maker, [(A, 4)]).shares([Load(bucket=A, sequences=4)])
     assert shares is not None
     assert shares.attention + shares.append + shares.rest == pytest.approx(1)

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,7 +21,7 @@ def known(profile: Profile) -> Measurements:
     return Measurements(cells=profile.cells, quality=profile.quality, device=profile.device)
 
 
-def plan(make, *, profile: Profile | None = None, **changes: object) -> Plan:  # type: ignore[no-untyped-def]
+def plan(make: Any, *, profile: Profile | None = None, **changes: object) -> Plan:
     workload = make.workload(**changes)
     return make_plan(workload, make.model(), known(profile or make.profile(workload)))
 
@@ -29,7 +30,7 @@ def picked(made: Plan) -> str | None:
     return made.pick.format if made.pick else None
 
 
-def test_sixteen_bits_are_kept_when_they_meet_every_target(make) -> None:  # type: ignore[no-untyped-def]
+def test_sixteen_bits_are_kept_when_they_meet_every_target(make: Any) -> None:
     made = plan(make, memory_bytes=1 << 30)
     assert made.outcome is Outcome.KEEP_16_BIT
     assert picked(made) == "bf16"
@@ -37,31 +38,31 @@ def test_sixteen_bits_are_kept_when_they_meet_every_target(make) -> None:  # typ
 
 
 @pytest.mark.parametrize(("mebibytes", "form"), [(190, "bf16"), (150, "int8"), (120, "k8v4")])
-def test_less_memory_takes_the_next_step_and_no_more(make, mebibytes: int, form: str) -> None:  # type: ignore[no-untyped-def]
+def test_less_memory_takes_the_next_step_and_no_more(make: Any, mebibytes: int, form: str) -> None:
     assert picked(plan(make, memory_bytes=mebibytes * MIB)) == form
 
 
-def test_a_tight_quality_budget_leaves_no_aggressive_setting(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_tight_quality_budget_leaves_no_aggressive_setting(make: Any) -> None:
     tight = plan(make, memory_bytes=120 * MIB, quality=QualityBudget(max_perplexity_increase=0.001))
     assert tight.outcome is Outcome.NOTHING_FITS
     loose = plan(make, memory_bytes=110 * MIB, quality=QualityBudget(max_perplexity_increase=0.2))
     assert picked(loose) == "int4"
 
 
-def test_a_time_target_can_ask_for_fewer_bits(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_time_target_can_ask_for_fewer_bits(make: Any) -> None:
     made = plan(make, memory_bytes=1 << 30, target=Target(concurrency=32, tpot_ms={95: 16.0}))
     assert picked(made) == "int8"
     assert "TPOT p95" in made.sentence
 
 
-def test_nothing_fits_says_what_would(make) -> None:  # type: ignore[no-untyped-def]
+def test_nothing_fits_says_what_would(make: Any) -> None:
     made = plan(make, memory_bytes=100 * MIB)
     assert made.outcome is Outcome.NOTHING_FITS
     assert made.pick is None
     assert {remedy.kind for remedy in made.remedies} == {"sessions", "context", "memory"}
 
 
-def test_every_remedy_works(make) -> None:  # type: ignore[no-untyped-def]
+def test_every_remedy_works(make: Any) -> None:
     workload = make.workload(memory_bytes=100 * MIB, target=Target(concurrency=32))
     evidence = known(make.profile(workload))
     remedies = {remedy.kind: remedy for remedy in make_plan(workload, make.model(), evidence).remedies}
@@ -83,13 +84,13 @@ def test_every_remedy_works(make) -> None:  # type: ignore[no-untyped-def]
     assert make_plan(still_small, make.model(), evidence).outcome is Outcome.NOTHING_FITS
 
 
-def test_fewer_sessions_is_a_remedy_for_time(make) -> None:  # type: ignore[no-untyped-def]
+def test_fewer_sessions_is_a_remedy_for_time(make: Any) -> None:
     made = plan(make, memory_bytes=1 << 30, target=Target(concurrency=32, tpot_ms={95: 13.0}))
     assert [remedy.kind for remedy in made.remedies] == ["sessions"]
     assert 16 <= made.remedies[0].value < 32
 
 
-def test_an_unmeasured_less_aggressive_setting_makes_it_undecided_and_is_named(make) -> None:  # type: ignore[no-untyped-def]
+def test_an_unmeasured_less_aggressive_setting_makes_it_undecided_and_is_named(make: Any) -> None:
     workload = make.workload(memory_bytes=120 * MIB)
     profile = make.profile(workload)
     without = replace(profile, quality=tuple(q for q in profile.quality if q.key.format != "k8v4"))
@@ -102,7 +103,7 @@ def test_an_unmeasured_less_aggressive_setting_makes_it_undecided_and_is_named(m
     assert "int4 block 64 meets every target" in made.sentence
 
 
-def test_an_unmeasured_setting_that_does_not_fit_into_memory_decides_nothing(make) -> None:  # type: ignore[no-untyped-def]
+def test_an_unmeasured_setting_that_does_not_fit_into_memory_decides_nothing(make: Any) -> None:
     workload = make.workload(memory_bytes=120 * MIB)
     profile = make.profile(workload)
     without = replace(
@@ -112,7 +113,7 @@ def test_an_unmeasured_setting_that_does_not_fit_into_memory_decides_nothing(mak
     assert picked(make_plan(workload, make.model(), known(without))) == "k8v4"
 
 
-def test_without_a_profile_memory_alone_decides(make) -> None:  # type: ignore[no-untyped-def]
+def test_without_a_profile_memory_alone_decides(make: Any) -> None:
     timeless = make.workload(memory_bytes=150 * MIB, target=Target(concurrency=32), quality=QualityBudget())
     assert picked(make_plan(timeless, make.model(), Measurements())) == "int8"
     timed = make.workload(memory_bytes=1 << 30)
@@ -122,7 +123,7 @@ def test_without_a_profile_memory_alone_decides(make) -> None:  # type: ignore[n
     assert ("bf16", 64, "tpot") in made.missing
 
 
-def test_no_memory_anywhere_is_an_error_that_says_where_to_put_it(make) -> None:  # type: ignore[no-untyped-def]
+def test_no_memory_anywhere_is_an_error_that_says_where_to_put_it(make: Any) -> None:
     with pytest.raises(InputError, match="add memory: 24GiB"):
         make_plan(make.workload(memory_bytes=None), make.model(), Measurements())
 
@@ -138,7 +139,7 @@ def test_a_time_within_noise_of_the_target_is_not_picked_but_mentioned(maker: Ca
     assert any("bf16 block 64 may do as well" in remark for remark in made.remarks)
 
 
-def test_a_disturbed_cell_leaves_its_setting_undecided(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_disturbed_cell_leaves_its_setting_undecided(make: Any) -> None:
     profile = make.profile()
     cells = tuple(replace(c, status=CellStatus.DISTURBED, reason="steal 20%") for c in profile.cells)
     made = plan(make, memory_bytes=1 << 30, profile=replace(profile, cells=cells))
@@ -146,27 +147,27 @@ def test_a_disturbed_cell_leaves_its_setting_undecided(make) -> None:  # type: i
     assert "steal 20%" in made.sentence
 
 
-def test_settings_that_no_kernel_takes_are_listed_with_the_reason(make) -> None:  # type: ignore[no-untyped-def]
+def test_settings_that_no_kernel_takes_are_listed_with_the_reason(make: Any) -> None:
     search = Search(formats=("bf16", "kivi-k4v4-g64-r128"), block_tokens=(32, 64))
-    made = plan(make, memory_bytes=1 << 30, search=search)
+    made = plan(make, memory_bytes=1 << 30, search=search, profile=make.profile())
     assert [setting for setting, _ in made.refused] == ["kivi-k4v4-g64-r128 block 32"]
     assert "use block size 64" in made.refused[0][1]
 
 
-def test_a_search_without_a_possible_setting_is_an_error(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_search_without_a_possible_setting_is_an_error(make: Any) -> None:
     model = make.model()
     odd = replace(model, layers=tuple(replace(layer, head_dim=512) for layer in model.layers))
     with pytest.raises(UnsupportedFormatError, match="512"):
         make_plan(make.workload(memory_bytes=1 << 30), odd, Measurements())
 
 
-def test_16_bits_are_always_compared_with(make) -> None:  # type: ignore[no-untyped-def]
+def test_16_bits_are_always_compared_with(make: Any) -> None:
     made = plan(make, memory_bytes=1 << 30, search=Search(formats=("int4",), block_tokens=(64,)))
     assert [option.format for option in made.options] == ["bf16", "int4"]
     assert made.outcome is Outcome.KEEP_16_BIT
 
 
-def test_a_slower_pick_says_so(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_slower_pick_says_so(make: Any) -> None:
     profile = make.profile()
     held = [(bucket, bucket.sequences(32)) for bucket in make.buckets()]
     slow = make.cell("int8", held, times=3.0)
@@ -176,12 +177,12 @@ def test_a_slower_pick_says_so(make) -> None:  # type: ignore[no-untyped-def]
     assert any("slower than 16 bits" in remark for remark in made.remarks)
 
 
-def test_a_pick_without_a_quality_budget_says_that_nothing_guards_quality(make) -> None:  # type: ignore[no-untyped-def]
+def test_a_pick_without_a_quality_budget_says_that_nothing_guards_quality(make: Any) -> None:
     made = plan(make, memory_bytes=150 * MIB, quality=QualityBudget())
     assert any("no quality budget" in remark for remark in made.remarks)
 
 
-def test_retrieval_that_was_not_measured_is_missing_and_not_met(make) -> None:  # type: ignore[no-untyped-def]
+def test_retrieval_that_was_not_measured_is_missing_and_not_met(make: Any) -> None:
     made = plan(make, memory_bytes=150 * MIB, quality=QualityBudget(max_retrieval_drop=0.05))
     assert made.outcome is Outcome.UNDECIDED
     assert made.missing[0][2] == "retrieval drop"
@@ -195,8 +196,8 @@ def test_retrieval_that_was_not_measured_is_missing_and_not_met(make) -> None:  
     increase=st.floats(0.0001, 5),
     shared=st.integers(0, 1024),
 )
-def test_a_pick_meets_everything_and_nothing_milder_does(  # type: ignore[no-untyped-def]
-    make, mebibytes: int, concurrency: int, tpot_ms: float, increase: float, shared: int
+def test_a_pick_meets_everything_and_nothing_milder_does(
+    make: Any, mebibytes: int, concurrency: int, tpot_ms: float, increase: float, shared: int
 ) -> None:
     buckets = (
         Bucket(name="chat", prompt_tokens=1024, generate_tokens=128, share=0.7, shared_prefix_tokens=shared),
