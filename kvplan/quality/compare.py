@@ -27,8 +27,7 @@ def score_documents(
                 tallies[lane][index].add(reference, logits[row].float().log_softmax(-1), targets)
     return [
         tuple(
-            tally.score(_quantized_positions(spec, form, passage))
-            for tally, passage in zip(lane, passages, strict=True)
+            tally.score(quantized_positions(spec, form, passage)) for tally, passage in zip(lane, passages, strict=True)
         )
         for lane, form in zip(tallies, formats, strict=True)
     ]
@@ -63,7 +62,8 @@ class _Tally:
         )
 
 
-def _quantized_positions(spec: ModelSpec, form: CacheFormat, passage: Passage) -> int:
+def quantized_positions(spec: ModelSpec, form: CacheFormat, passage: Passage) -> int:
+    """Return how many scored positions of *passage*, a document, attend to a quantized token."""
     first = len(passage.prompt)
     return sum(reads_quantized(spec, form, position) for position in range(first, first + len(passage.fed)))
 

@@ -9,11 +9,11 @@ import torch
 
 from kvplan import __version__
 from kvplan.core.formats import read_format
-from kvplan.core.records import DocumentScore, Quality, QualityKey, RetrievalTrial
+from kvplan.core.records import Quality, QualityKey, RetrievalTrial
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Search
 from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan.quality.compare import score_documents, score_trials
+from kvplan.quality.compare import quantized_positions, score_documents, score_trials
 from kvplan.quality.lanes import Lane, Lanes, reference_format
 from kvplan.quality.passages import Passage, cut_documents, data_digest, opening_ids, tokenize
 from kvplan.quality.retrieval import TEXT_FORM, make_trials, read_form
@@ -120,6 +120,7 @@ def score(
     data = prepare(loaded, options, text)
     reference = reference_format(loaded.spec)
     forms = [read_format(name) for name in formats]
+    _check_quantized(loaded.spec, forms, data.documents)
     lanes = [Lane(format=reference), *(Lane(format=form, unfused=form == reference) for form in forms)]
     work = Lanes(
         loaded,
@@ -136,7 +137,6 @@ def score(
     trials: Sequence[tuple[RetrievalTrial, ...]] = [()] * len(forms)
     with _torch_threads(options.threads):
         documents = score_documents(work.run(data.documents, heard), data.documents, forms, loaded.spec)
-        _check_quantized(forms, documents, data.documents)
         if data.trials:
             trials = score_trials(work.run(data.trials, heard), data.trials, len(lanes))
     _check_poisoned(forms, work.poisoned_groups[1:])
@@ -197,14 +197,12 @@ def _heard(progress: Progress, data: QualityData, lanes: int, prefill: Prefill) 
     return add
 
 
-def _check_quantized(
-    forms: Sequence[CacheFormat], scores: Sequence[tuple[DocumentScore, ...]], passages: Sequence[Passage]
-) -> None:
-    for form, documents in zip(forms, scores, strict=True):
-        if form.quantized and not any(document.quantized_positions for document in documents):
+def _check_quantized(spec: ModelSpec, forms: Sequence[CacheFormat], documents: Sequence[Passage]) -> None:
+    for form in forms:
+        if form.quantized and not any(quantized_positions(spec, form, document) for document in documents):
             raise InputError(
                 f"format {form}: no scored position attends to a quantized token; prompts have "
-                f"{len(passages[0].prompt)} tokens, {form.residual_tokens} newest and {form.sink_tokens} first tokens "
+                f"{len(documents[0].prompt)} tokens, {form.residual_tokens} newest and {form.sink_tokens} first tokens "
                 "stay in 16 bits",
                 hint="use a longer context",
             )
