@@ -55,7 +55,7 @@ def _say(console: Console, text: str, *, style: str = "", wrap: bool = True) -> 
 
 def plain_table(columns: Sequence[tuple[str, bool]]) -> Table:
     """Return an empty table of *columns*: the heading, and whether the cells are figures."""
-    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1), header_style="")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), header_style="")
     for heading, figures in columns:
         table.add_column(escape(heading), justify="right" if figures else "left", no_wrap=True)
     return table
@@ -71,16 +71,16 @@ def _shown(plan: Plan) -> list[Option]:
 
 
 def _options_table(plan: Plan) -> Table:
-    qualities = _quality_columns(plan)
-    heads = [("", False), ("format", False), ("block", True), ("sessions", True), (f"KV for {plan.concurrency}", True)]
-    heads += [(f"TPOT p{plan.percent}", True), *((_HEADS[quantity], True) for quantity in qualities)]
-    table = plain_table(heads)
+    blocks = len({option.block_tokens for option in _shown(plan)}) > 1
+    qualities = _quality_columns(plan)[: 1 if blocks else 2]
+    heads = [("  format", False), *([("block", True)] if blocks else []), ("sessions", True)]
+    heads += [(f"KV for {plan.concurrency}", True), (f"TPOT p{plan.percent}", True)]
+    table = plain_table([*heads, *((_quality_head(plan, quantity), True) for quantity in qualities)])
     for option in _shown(plan):
         picked = option is plan.pick
         table.add_row(
-            ">" if picked else "",
-            escape(option.format),
-            str(option.block_tokens),
+            escape(f"{'>' if picked else ' '} {option.format}"),
+            *([str(option.block_tokens)] if blocks else []),
             str(option.sessions),
             format_bytes(option.memory.cache_bytes),
             _time_text(option.tpot),
@@ -91,11 +91,16 @@ def _options_table(plan: Plan) -> Table:
 
 
 def _quality_columns(plan: Plan) -> tuple[Quantity, ...]:
-    """Return what is limited, two figures at most so that 80 columns hold the table."""
-    limited = [q for q in _QUALITY if any(v.quantity is q for v in plan.options[0].verdicts)]
+    """Return what is limited; what is most telling where nothing is."""
+    limited = tuple(q for q in _QUALITY if any(v.quantity is q for v in plan.options[0].verdicts))
     if limited:
-        return tuple(limited[:2])
+        return limited
     return (Quantity.PERPLEXITY, Quantity.FLIPS) if any(option.quality for option in plan.options) else ()
+
+
+def _quality_head(plan: Plan, quantity: Quantity) -> str:
+    verdict = next((v for v in plan.options[0].verdicts if v.quantity is quantity), None)
+    return _HEADS[quantity] + (f"\nof {limit_text(quantity, verdict.limit)}" if verdict else "")
 
 
 def _time_text(estimate: TimeEstimate) -> str:
@@ -105,7 +110,7 @@ def _time_text(estimate: TimeEstimate) -> str:
 
 
 def _quality_cell(option: Option, quantity: Quantity) -> str:
-    """Return the upper bound, and the limit with the word that says how they stand."""
+    """Return the upper bound, marked where it is over the limit or not known to be within it."""
     if not option.quantized:
         return "-"
     bound = quality_bound(option.quality, quantity)
@@ -113,17 +118,17 @@ def _quality_cell(option: Option, quantity: Quantity) -> str:
         return "not measured"
     value = quality_text(quantity, bound.estimate if bound.upper is None else bound.upper)
     verdict = next((v for v in option.verdicts if v.quantity is quantity), None)
-    if verdict is None:
-        return value
-    word = {Status.FITS: "of", Status.OVER: "over", Status.UNDECIDED: "?"}[verdict.status]
-    return f"{value} {word} {limit_text(quantity, verdict.limit)}"
+    mark = {Status.FITS: "", Status.OVER: " over", Status.UNDECIDED: " ?"}[verdict.status] if verdict else ""
+    return value + mark
 
 
 def _evidence_line(plan: Plan) -> str:
-    parts = [f"memory exact ({KVPLAN.allocator})"]
+    blocks = {option.block_tokens for option in _shown(plan)}
+    paged = f", blocks of {max(blocks)} tokens" if len(blocks) == 1 else ""
+    parts = [f"memory exact but for activations ({KVPLAN.allocator}{paged})"]
     kinds = {option.tpot.evidence for option in _shown(plan) if option.tpot.value_s is not None}
     if Evidence.MEASURED in kinds:
-        parts.append(f"time measured on {plan.device}")
+        parts.append(f"time measured on {plan.device} by kvplan's kernels")
     if Evidence.PREDICTED in kinds:
         worst = max(option.tpot.error or 0.0 for option in _shown(plan))
         parts.append(f"~ predicted, {100 * worst:.0f}% off at worst on held-out cells")

@@ -1,0 +1,27 @@
+import json
+from typing import Any
+
+from kvplan_kernels.format import parse
+
+
+def test_every_format_listed_can_be_asked_for(run: Any) -> None:
+    body = json.loads(run("formats", "--json").out)
+    names = [entry["name"] for entry in body["formats"]]
+    assert body["schema"] == 1
+    assert [parse(name).name for name in names] == names
+    assert len(set(names)) == len(names)
+    assert {"bf16", "int8", "int4", "int2", "k8v4", "kivi-k4v4-g64-r128"} <= set(names)
+
+
+def test_bytes_per_token_come_with_a_model(run: Any) -> None:
+    plain = json.loads(run("formats", "--json").out)["formats"]
+    sized = json.loads(run("formats", "demo", "--json").out)["formats"]
+    assert all("bytes_per_token" not in entry for entry in plain)
+    by_name = {entry["name"]: entry["bytes_per_token"] for entry in sized}
+    assert by_name["bf16"] > by_name["int8"] > by_name["int4"] > by_name["int2"]
+
+
+def test_the_screen_names_bits_and_sources(run: Any) -> None:
+    answer = run("formats")
+    assert answer.status == 0
+    assert "arXiv" in answer.out

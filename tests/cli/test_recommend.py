@@ -1,0 +1,97 @@
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplan.store.profiles import save_profile
+
+
+def test_it_picks_and_ends_with_0(run: Any, workload: Path, profile: Path) -> None:
+    answer = run("recommend", workload, "-p", profile)
+    assert answer.status == 0
+    assert answer.err == ""
+    assert "quantize to 8 bits, not further" in answer.out
+
+
+def test_json_is_all_there_is_on_stdout(run: Any, workload: Path, profile: Path) -> None:
+    body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
+    assert (body["schema"], body["pick"]["format"]) == (1, "int8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "status", "says"),
+    [
+        ("150MiB", "1GiB", 0, "Keep 16 bits"),
+        ("150MiB", "100MiB", 1, "Would fit: "),
+        ("p95: 50", "p95: 5", 1, "Nothing fits"),
+        ("{max_perplexity_increase: 1%}", "{max_retrieval_drop: 5%}", 3, "Undecided"),
+    ],
+)
+def test_each_outcome_has_its_status(
+    run: Any, workload: Path, profile: Path, old: str, new: str, status: int, says: str
+) -> None:
+    workload.write_text(workload.read_text().replace(old, new))
+    answer = run("recommend", workload, "-p", profile)
+    assert answer.status == status
+    assert says in answer.out
+
+
+def test_several_profiles_add_up(run: Any, workload: Path, tmp_path: Path, make: Any) -> None:
+    whole = make.profile()
+    paths = [tmp_path / "times.json", tmp_path / "quality.json"]
+    save_profile(replace(whole, quality=()), paths[0])
+    save_profile(replace(whole, cells=()), paths[1])
+    assert run("recommend", workload, "-p", paths[0]).status == 3
+    assert run("recommend", workload, "-p", paths[0], "-p", paths[1]).status == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("schema: 1", "schema: 1\nengine: vllm", "engine 'vllm'"),
+        ("schema: 1", "schema: 1\nparallel: {tensor: 2}", "one device"),
+        ("schema: 1", "schema: 1\ndevice: NVIDIA L4", "asks for NVIDIA L4"),
+        ("model: made-up", "model: demo", "asks for demo"),
+    ],
+)
+def test_what_it_cannot_answer_ends_with_3_and_one_line(
+    run: Any, workload: Path, profile: Path, old: str, new: str, says: str
+) -> None:
+    workload.write_text(workload.read_text().replace(old, new))
+    answer = run("recommend", workload, "-p", profile)
+    assert answer.status == 3
+    assert answer.out == ""
+    assert answer.err.count("\n") == 1
+    assert says in answer.err
+
+
+def test_profiles_of_two_devices_are_not_mixed(
+    run: Any, workload: Path, profile: Path, tmp_path: Path, make: Any
+) -> None:
+    other = tmp_path / "other.json"
+    save_profile(make.profile(device=make.device(uuid="cpu-2")), other)
+    answer = run("recommend", workload, "-p", profile, "-p", other)
+    assert answer.status == 3
+    assert "another device" in answer.err
+
+
+def test_bad_input_is_one_line_and_2(run: Any, workload: Path, profile: Path) -> None:
+    profile.write_bytes(profile.read_bytes()[:1000])
+    answer = run("recommend", workload, "-p", profile)
+    assert answer.status == 2
+    assert answer.out == ""
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+
+
+def test_neither_torch_nor_numpy_is_loaded(workload: Path, profile: Path) -> None:
+    program = (
+        "import sys; from kvplan.cli import main; "
+        f"status = main(['recommend', {str(workload)!r}, '-p', {str(profile)!r}, '--json']); "
+        "sys.exit(status or len({'torch', 'transformers', 'numpy', 'rich.table'} & set(sys.modules)))"
+    )
+    assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0

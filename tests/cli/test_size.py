@@ -1,0 +1,76 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 16, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 8192, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+def test_bytes_are_those_of_arithmetic(run: Any, config: Path) -> None:
+    answer = run("size", config, "-f", "bf16", "-f", "int4", "--context", 1000, "--kv-memory", "1GiB", "--json")
+    bf16, int4 = json.loads(answer.out)["results"]
+    per_token = 16 * 2 * 8 * 128 * 2
+    assert answer.status == 0
+    assert bf16["logical"]["bytes_per_sequence"] == per_token * 1000
+    assert bf16["allocated"]["bytes_per_sequence"] == per_token * 1024
+    assert bf16["capacity"]["blocks"] == (1 << 30) // (per_token * 64)
+    assert int4["logical"]["growth_bytes_per_token"] == 16 * 2 * 8 * (64 + 4)
+
+
+def test_the_model_sets_what_is_not_said(run: Any, config: Path) -> None:
+    (result,) = json.loads(run("size", config, "--json").out)["results"]
+    assert (result["context"], result["format"], "capacity" in result) == (8192, "bf16", False)
+
+
+def test_names_of_other_engines_options_are_taken(run: Any, config: Path) -> None:
+    options = ["--max-model-len", 2048, "--block-size", 32, "--tensor-parallel-size", 1, "--pipeline-parallel-size", 1]
+    (result,) = json.loads(run("size", config, *options, "--json").out)["results"]
+    assert result["context"] == 2048
+    assert result["allocated"]["groups"][0]["block_tokens"] == 32
+
+
+def test_device_memory_leaves_out_weights(run: Any) -> None:
+    pool = json.loads(run("size", "demo", "--kv-memory", "512MiB", "--json").out)["results"][0]["capacity"]
+    whole = json.loads(run("size", "demo", "--memory", "512MiB", "--json").out)["results"][0]["capacity"]
+    assert 0 < whole["max_concurrency"] < pool["max_concurrency"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "says"),
+    [
+        (["--engine", "vllm"], 3, "engine 'vllm'"),
+        (["--tp", "2"], 3, "one device"),
+        (["-f", "int3"], 3, "int3"),
+        (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
+        (["--memory", "8GiB"], 2, "--kv-memory"),
+        (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
+        (["--kv-memory", "8 parsecs"], 2, "no size"),
+        (["--memory", "8GiB", "--gpu-memory-utilization", "3"], 2, "--memory-utilization"),
+    ],
+)
+def test_what_it_cannot_count_is_one_line(
+    run: Any, config: Path, options: list[str], status: int, says: str
+) -> None:
+    answer = run("size", config, *options)
+    assert answer.status == status
+    assert answer.out == ""
+    assert answer.err.count("\n") == 1
+    assert says in answer.err
+
+
+def test_the_screen_has_a_row_an_answer(run: Any, config: Path) -> None:
+    answer = run("size", config, "-f", "int8", "-f", "int4", "--kv-memory", "4GiB")
+    assert sum("int" in line for line in answer.out.splitlines()) == 2
+    assert "exact" in answer.out
