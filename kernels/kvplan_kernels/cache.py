@@ -67,8 +67,9 @@ class Batch:
             ("lengths", self.lengths, (batch,)),
         ):
             if tensor.dtype != torch.int32 or tuple(tensor.shape) != shape or not tensor.is_contiguous():
-                raise UnsupportedError(f"{name}: contiguous int32 {list(shape)} is needed, got {tensor.dtype} "
-                                       f"{list(tensor.shape)}")
+                raise UnsupportedError(
+                    f"{name}: contiguous int32 {list(shape)} is needed, got {tensor.dtype} {list(tensor.shape)}"
+                )
 
     def after(self, counts: Tensor) -> "Batch":
         """Return the same sequences with *counts*, int32 [batch], more tokens held."""

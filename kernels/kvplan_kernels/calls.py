@@ -13,8 +13,8 @@ QUERIES_MAX: Final = 32
 GQA_RATIO_MAX: Final = 16
 
 
-def check_cache(cache: LayerCache, batch: Batch) -> None:
-    """Refuse buffers of other shapes than the layout's, and sequences that reach outside them."""
+def check_buffers(cache: LayerCache, batch: Batch) -> None:
+    """Refuse buffers of other shapes than the layout's."""
     layout = cache.layout
     for name, buffer, row_bytes in (
         ("pages", cache.pages, layout.page_bytes),
@@ -25,12 +25,17 @@ def check_cache(cache: LayerCache, batch: Batch) -> None:
             raise UnsupportedError(f"{name}: uint8 [rows, {row_bytes}] is needed, got {_describe(buffer)}")
         if not buffer.is_contiguous():
             raise UnsupportedError(f"{name}: a contiguous tensor is needed")
+    if batch.block_tables.dim() != 2:
+        raise UnsupportedError(f"block_tables: [batch, blocks] is needed, got {_describe(batch.block_tables)}")
+
+
+def check_cache(cache: LayerCache, batch: Batch) -> None:
+    """Refuse buffers of other shapes than the layout's, and sequences that reach outside them."""
+    check_buffers(cache, batch)
     slots = min(cache.ring.shape[0], cache.sinks.shape[0])
     for row, slot in enumerate(batch.slots.tolist()):
         if not 0 <= slot < slots:
             raise UnsupportedError(f"sequence {row}: slot {slot} of {slots}")
-    if batch.block_tables.dim() != 2:
-        raise UnsupportedError(f"block_tables: [batch, blocks] is needed, got {_describe(batch.block_tables)}")
     for row, length in enumerate(batch.lengths.tolist()):
         _check_blocks(cache, batch, row, length)
 
@@ -46,8 +51,8 @@ def _check_blocks(cache: LayerCache, batch: Batch, row: int, length: int) -> Non
             raise UnsupportedError(f"sequence {row}: block {block} of {cache.pages.shape[0]}")
 
 
-def check_append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> None:
-    """Refuse an append that the definition does not cover."""
+def check_tokens(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> None:
+    """Refuse new tokens of another shape or type, whatever the cache holds."""
     sequences = batch.lengths.numel()
     if counts.dtype != torch.int32 or tuple(counts.shape) != (sequences,):
         raise UnsupportedError(f"counts: int32 [{sequences}] is needed, got {_describe(counts)}")
@@ -57,13 +62,18 @@ def check_append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, co
     for name, tensor in (("key", key), ("value", value)):
         if tensor.dtype not in FLOAT_TYPES or tuple(tensor.shape) != shape:
             raise UnsupportedError(f"{name}: bf16, fp16 or fp32 {list(shape)} is needed, got {_describe(tensor)}")
-    if len(set(batch.slots.tolist())) != sequences:
+
+
+def check_append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> None:
+    """Refuse an append that the definition does not cover."""
+    check_tokens(cache, batch, key, value, counts)
+    if len(set(batch.slots.tolist())) != batch.slots.numel():
         raise UnsupportedError("slots: two sequences of one append share a slot")
     check_cache(cache, batch)
     check_cache(cache, batch.after(counts))
 
 
-def check_decode(
+def check_query(
     cache: LayerCache,
     batch: Batch,
     query: Tensor,
@@ -71,7 +81,7 @@ def check_decode(
     sink_logits: Tensor | None,
     positions: Tensor | None,
 ) -> None:
-    """Refuse a decode that the definition does not cover."""
+    """Refuse queries and options that the definition does not cover, whatever the cache holds."""
     if query.dtype not in FLOAT_TYPES or query.dim() != 4:
         raise UnsupportedError(f"query: bf16, fp16 or fp32 [batch, queries, heads, head_dim], got {_describe(query)}")
     sequences, queries, heads, head_dim = query.shape
@@ -93,6 +103,18 @@ def check_decode(
         raise UnsupportedError(f"window of {options.window} tokens: at least 1, or None")
     if options.softcap is not None and not options.softcap > 0:
         raise UnsupportedError(f"softcap {options.softcap}: above 0, or None")
+
+
+def check_decode(
+    cache: LayerCache,
+    batch: Batch,
+    query: Tensor,
+    options: AttentionOptions,
+    sink_logits: Tensor | None,
+    positions: Tensor | None,
+) -> None:
+    """Refuse a decode that the definition does not cover."""
+    check_query(cache, batch, query, options, sink_logits, positions)
     check_cache(cache, batch)
 
 

@@ -42,8 +42,8 @@ DECODE: Final[Op[DecodeCall]] = Op(
 QUANTIZATION_SHARE: Final = 0.1
 """The most that an implementation's error may be of the error of quantizing, both as norms over a sequence's output."""
 
-_PROBABILITY_ERROR: Final = 2.0**-9
-_SCORE_ERROR: Final = 2.0**-13
+_PROBABILITY_ERROR: Final = 2.0**-12
+_SCORE_ERROR: Final = 2.0**-15
 _LEAST_NORMAL: Final = 2.0**-126
 
 

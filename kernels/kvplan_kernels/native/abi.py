@@ -1,0 +1,187 @@
+"""The C structures of `abi.h`, field by field, and how a cache fills them."""
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+from functools import lru_cache
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.cache import Batch, LayerCache
+from kvplan_kernels.format import Axis, FloatType, TensorFormat, UnsupportedError
+from kvplan_kernels.layout import KVLayout
+
+ABI_VERSION: Final = 1
+OUTSIDE: Final = -2
+OUT_OF_MEMORY: Final = -3
+
+FLOAT_TYPE: Final = {FloatType.BF16: 0, FloatType.FP16: 1}
+SOURCE_TYPE: Final = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
+
+
+def _fields(kind: type, names: str) -> list[tuple[str, type]]:
+    return [(name, kind) for name in names.split()]
+
+
+class TensorLayout(ctypes.Structure):
+    """`kvplan_tensor`."""
+
+    _fields_ = [  # noqa: RUF012 - ctypes reads a plain list
+        *_fields(c_int32, "bits per_channel group keep_tokens quantum_tokens ring_tokens"),
+        *_fields(c_int64, "codes scale minimum ring_offset sink_offset"),
+    ]
+
+
+class Layout(ctypes.Structure):
+    """`kvplan_layout`."""
+
+    _fields_ = [  # noqa: RUF012
+        *_fields(c_int32, "abi_version struct_bytes kv_heads head_dim block_tokens float_type sink_tokens sink_capacity"),
+        *_fields(c_int64, "slab_bytes page_bytes ring_bytes sink_bytes ring_head_bytes sink_head_bytes"),
+        *_fields(TensorLayout, "key value"),
+    ]
+
+
+class BatchCall(ctypes.Structure):
+    """`kvplan_batch`."""
+
+    _fields_ = [  # noqa: RUF012
+        *_fields(c_void_p, "pages ring sinks"),
+        *_fields(c_int64, "blocks slots"),
+        *_fields(c_void_p, "block_tables slot_ids lengths"),
+        *_fields(c_int32, "sequences table_width"),
+    ]
+
+
+class Source(ctypes.Structure):
+    """`kvplan_source`."""
+
+    _fields_ = [*_fields(c_void_p, "data"), *_fields(c_int64, "token_stride head_stride")]  # noqa: RUF012
+
+
+class AppendCall(ctypes.Structure):
+    """`kvplan_append_call`."""
+
+    _fields_ = [  # noqa: RUF012
+        *_fields(Source, "key value"),
+        *_fields(c_void_p, "counts"),
+        *_fields(c_int32, "source_type threads variant"),
+    ]
+
+
+class DecodeCall(ctypes.Structure):
+    """`kvplan_decode_call`."""
+
+    _fields_ = [  # noqa: RUF012
+        *_fields(c_void_p, "query"),
+        *_fields(c_int64, "query_stride_sequence query_stride_query query_stride_head"),
+        *_fields(c_void_p, "output received sink_logits positions"),
+        *_fields(c_int64, "received_tokens"),
+        *_fields(c_int32, "query_type queries query_heads window"),
+        *_fields(c_float, "scale softcap"),
+        *_fields(c_int32, "threads variant"),
+    ]
+
+
+class DequantizeCall(ctypes.Structure):
+    """`kvplan_dequantize_call`."""
+
+    _fields_ = [  # noqa: RUF012
+        *_fields(c_void_p, "key value"),
+        *_fields(c_int64, "tokens"),
+        *_fields(c_int32, "threads variant"),
+    ]
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Tell ctypes the signatures of *library*."""
+    library.kvplan_abi_version.restype = c_int32
+    library.kvplan_variant_name.argtypes = [c_int32]
+    library.kvplan_variant_name.restype = c_char_p
+    library.kvplan_read.argtypes = [c_void_p, c_int64, c_int32, c_int32]
+    library.kvplan_read.restype = c_int64
+    for name, call in (("append", AppendCall), ("decode", DecodeCall), ("dequantize", DequantizeCall)):
+        function = getattr(library, f"kvplan_{name}")
+        function.argtypes = [POINTER(Layout), POINTER(BatchCall), POINTER(call)]
+        function.restype = c_int64
+
+
+@lru_cache(maxsize=64)
+def layout_struct(layout: KVLayout) -> Layout:
+    """Return *layout* as the kernels read it."""
+    if layout.format.value.axis is Axis.CHANNEL:
+        raise UnsupportedError(f"format {layout.format}: V per channel has no kernel here")
+    key_row, value_row = layout.head_dim * 2 * layout.key_ring_tokens, layout.head_dim * 2 * layout.sink_capacity_tokens
+    return Layout(
+        abi_version=ABI_VERSION,
+        struct_bytes=ctypes.sizeof(Layout),
+        kv_heads=layout.kv_heads,
+        head_dim=layout.head_dim,
+        block_tokens=layout.block_tokens,
+        float_type=FLOAT_TYPE[layout.float_type],
+        sink_tokens=layout.format.sink_tokens,
+        sink_capacity=layout.sink_capacity_tokens,
+        slab_bytes=layout.slab_bytes,
+        page_bytes=layout.page_bytes,
+        ring_bytes=layout.ring_bytes,
+        sink_bytes=layout.sink_bytes,
+        ring_head_bytes=layout.ring_bytes // layout.kv_heads,
+        sink_head_bytes=layout.sink_bytes // layout.kv_heads,
+        key=_tensor_struct(layout, "k", layout.format.key, ring_offset=0, sink_offset=0),
+        value=_tensor_struct(layout, "v", layout.format.value, ring_offset=key_row, sink_offset=value_row),
+    )
+
+
+def _tensor_struct(
+    layout: KVLayout, prefix: str, tensor: TensorFormat, *, ring_offset: int, sink_offset: int
+) -> TensorLayout:
+    if tensor.axis is Axis.CHANNEL and tensor.group_size is None:
+        raise UnsupportedError(f"format {layout.format}: a group size is needed where tokens share a scale")
+    flush = layout.format.key_flush if prefix == "k" else layout.format.value_flush
+    offsets = {section.name: section.offset_bytes for section in layout.sections}
+    group = tensor.group_size or layout.head_dim
+    return TensorLayout(
+        bits=tensor.bits,
+        per_channel=tensor.axis is Axis.CHANNEL,
+        group=group if tensor.axis is Axis.CHANNEL else min(group, layout.head_dim),
+        keep_tokens=flush.keep_tokens,
+        quantum_tokens=flush.quantum_tokens,
+        ring_tokens=layout.key_ring_tokens if prefix == "k" else layout.value_ring_tokens,
+        codes=offsets[f"{prefix}_codes"],
+        scale=offsets.get(f"{prefix}_scale", 0),
+        minimum=offsets.get(f"{prefix}_min", 0),
+        ring_offset=ring_offset,
+        sink_offset=sink_offset,
+    )
+
+
+def batch_struct(cache: LayerCache, batch: Batch) -> BatchCall:
+    """Return the addresses of a cache and a batch; both must outlive the call."""
+    return BatchCall(
+        cache.pages.data_ptr(),
+        cache.ring.data_ptr(),
+        cache.sinks.data_ptr(),
+        cache.pages.shape[0],
+        min(cache.ring.shape[0], cache.sinks.shape[0]),
+        batch.block_tables.data_ptr(),
+        batch.slots.data_ptr(),
+        batch.lengths.data_ptr(),
+        batch.lengths.shape[0],
+        batch.block_tables.shape[1],
+    )
+
+
+def check_device(*tensors: Tensor | None) -> None:
+    """Refuse tensors that lie elsewhere than in the CPU's memory."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != "cpu":
+            raise UnsupportedError(f"the CPU kernels take tensors on the CPU, got one on {tensor.device}")
+
+
+def check_status(operation: str, status: int) -> None:
+    """Refuse what the compiled kernel refused, where the Python checks found nothing wrong."""
+    if status == OUT_OF_MEMORY:
+        raise MemoryError(f"{operation}: no memory for the kernel's partial results")
+    if status < 0:
+        raise UnsupportedError(f"{operation}: the compiled kernel refused the call ({status})")

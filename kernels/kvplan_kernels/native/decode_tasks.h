@@ -1,0 +1,396 @@
+// The frame around the decode kernels: segments, tiles, tasks, and the merge of what tasks found.
+#pragma once
+
+INLINE const uint8_t *slab_of(const Shape &s, int sequence, int head, int64_t token) {
+  const kvplan_layout &l = *s.layout;
+  const int32_t *table = s.batch->block_tables + (int64_t)sequence * s.batch->table_width;
+  return s.batch->pages + table[token / l.block_tokens] * l.page_bytes + head * l.slab_bytes;
+}
+
+// Where run `j` of a tile starts, for K or V: pages, residual or sinks.
+INLINE void locate(const Shape &s, int sequence, int head, const Segment &g, int64_t token, int j, Tile &t) {
+  const kvplan_layout &l = *s.layout;
+  const int64_t slot = s.batch->slot_ids[sequence], row_bytes = 2 * s.dim;
+  const uint8_t *ring = s.batch->ring + slot * l.ring_bytes + head * l.ring_head_bytes;
+  if (g.sinks) {
+    const uint8_t *sinks = s.batch->sinks + slot * l.sink_bytes + head * l.sink_head_bytes + token * row_bytes;
+    t.key[j] = sinks + l.key.sink_offset;
+    t.value[j] = sinks + l.value.sink_offset;
+    return;
+  }
+  const uint8_t *slab = g.key_paged || g.value_paged ? slab_of(s, sequence, head, token) : nullptr;
+  const int64_t in_page = token % l.block_tokens;
+  if (g.key_paged) {
+    const int64_t per_word = 32 / l.key.bits, words = (s.dim + per_word - 1) / per_word;
+    const int64_t at = 2 * (l.key.per_channel ? in_page / l.key.group * s.dim : in_page);
+    t.key[j] = slab + l.key.codes + in_page * words * 4;
+    t.key_scale[j] = slab + l.key.scale + at;
+    t.key_minimum[j] = slab + l.key.minimum + at;
+  } else {
+    t.key[j] = ring + l.key.ring_offset + token % l.key.ring_tokens * row_bytes;
+  }
+  if (g.value_paged) {
+    t.value[j] = slab + l.value.codes + in_page * l.value.bits / 8 * s.dim;
+    t.value_scale[j] = slab + l.value.scale + 2 * in_page;
+    t.value_minimum[j] = slab + l.value.minimum + 2 * in_page;
+  } else {
+    t.value[j] = ring + l.value.ring_offset + token % l.value.ring_tokens * row_bytes;
+  }
+}
+
+// Fill in tile number `index` of a sequence. Tiles are aligned to 64 tokens; only runs with tokens are in them.
+INLINE void fill_tile(const Shape &s, const Sequence &q, int sequence, int head, int64_t index, Tile &t) {
+  int k = 0;
+  while (k < 3 && index >= q.segments[k + 1].tile) k++;
+  const Segment &g = q.segments[k];
+  const int64_t tile = g.first / TILE + index - g.tile;
+  const int64_t first = kvplan_most(tile * TILE, g.first / LANES * LANES);
+  const int64_t last = kvplan_least((tile + 1) * TILE, g.last);
+  t.runs = (int)((last - first + LANES - 1) / LANES);
+  t.position = g.position + first;
+  t.first = g.position + g.first;
+  t.last = g.position + g.last;
+  t.key_store = g.key_paged && s.layout->key.bits < 16 ? STORE_CODES : STORE_VALUES;
+  t.value_store = g.value_paged && s.layout->value.bits < 16 ? STORE_CODES : STORE_VALUES;
+  for (int j = 0; j < TILE_RUNS; j++) {
+    if (j < t.runs) {
+      t.key_scale[j] = t.key_minimum[j] = t.value_scale[j] = t.value_minimum[j] = s.batch->pages;
+      locate(s, sequence, head, g, first + j * LANES, j, t);
+    } else { // never read, but prefetched
+      t.key[j] = t.key[0];
+      t.value[j] = t.value[0];
+      t.key_scale[j] = t.key_minimum[j] = t.value_scale[j] = t.value_minimum[j] = t.key_scale[0];
+    }
+  }
+}
+
+INLINE int64_t position_of(const Shape &s, int sequence, int query) {
+  const kvplan_decode_call &c = *s.call;
+  if (c.positions) return c.positions[(int64_t)sequence * c.queries + query];
+  return (int64_t)s.batch->lengths[sequence] - c.queries + query;
+}
+
+// The positions that a query attends to.
+INLINE void range_of(const Shape &s, int sequence, int query, int64_t *first, int64_t *last) {
+  const int64_t position = position_of(s, sequence, query);
+  *last = kvplan_least(position + 1, s.batch->lengths[sequence]);
+  *first = s.call->window ? kvplan_most(0, position - s.call->window + 1) : 0;
+  if (*first >= *last) *first = *last = 0;
+}
+
+void plan_sequence(const Shape &s, int sequence, Sequence &q) {
+  const kvplan_layout &l = *s.layout;
+  q.length = s.batch->lengths[sequence];
+  int64_t low = q.length, high = 0;
+  for (int j = 0; j < s.call->queries; j++) {
+    int64_t first, last;
+    range_of(s, sequence, j, &first, &last);
+    if (first == last) continue;
+    low = kvplan_least(low, first);
+    high = kvplan_most(high, last);
+  }
+  const int64_t sinks = kvplan_least(q.length, l.sink_tokens), tokens = q.length - sinks;
+  const int64_t key = kvplan_paged(l.key, tokens), value = kvplan_paged(l.value, tokens);
+  const int64_t less = kvplan_least(key, value), more = kvplan_most(key, value);
+  const Segment found[4] = {{0, sinks, 0, 0, true, false, false},
+                            {0, less, sinks, 0, false, true, true},
+                            {less, more, sinks, 0, false, key > value, value > key},
+                            {more, tokens, sinks, 0, false, false, false}};
+  q.tiles = 0;
+  for (int k = 0; k < 4; k++) {
+    Segment g = found[k];
+    g.first = kvplan_most(g.first, low - g.position);
+    g.last = kvplan_least(g.last, high - g.position);
+    g.tile = q.tiles;
+    if (g.first < g.last) q.tiles += (g.last + TILE - 1) / TILE - g.first / TILE;
+    q.segments[k] = g;
+  }
+}
+
+// Read the queries of one block of rows and make their operands.
+void fill_rows(const Shape &s, int sequence, int head, int block, Rows &rows) {
+  const kvplan_decode_call &c = *s.call;
+  const int first_row = (int)((int64_t)s.rows * block / s.blocks);
+  rows.count = (int)((int64_t)s.rows * (block + 1) / s.blocks) - first_row;
+  rows.channel_group = nullptr;
+  for (int r = 0; r < rows.count; r++) {
+    const int row = first_row + r, query = row / s.ratio, query_head = head * s.ratio + row % s.ratio;
+    range_of(s, sequence, query, &rows.first[r], &rows.last[r]);
+    const int64_t at = sequence * c.query_stride_sequence + query * c.query_stride_query +
+                       query_head * c.query_stride_head;
+    const uint8_t *from = (const uint8_t *)c.query + at * type_bytes(c.query_type);
+    float *to = rows.query + r * s.padded;
+    F most = fzero(), sum = fzero();
+    Mask finite = ALL;
+    for (int v = 0; v < s.vectors; v++) {
+      const int64_t offset = v * LANES * type_bytes(c.query_type);
+      F x = load_values(from + offset, c.query_type, v == s.vectors - 1 ? s.tail : ALL);
+      fstore(to + v * LANES, x);
+      Pairs<KVPLAN_BF16>::store(rows.pairs + r * s.padded + v * LANES, x);
+      if (s.layout->float_type == KVPLAN_FP16) fstore(rows.pairs + r * s.padded + v * LANES, x);
+      most = fmax(fabs_(x), most);
+      finite &= ffinite(x);
+      sum = fadd(sum, x);
+      const int per_group = s.key_groups == 1 ? s.vectors : s.layout->key.group / LANES;
+      if ((v + 1) % per_group == 0 || v == s.vectors - 1) {
+        rows.sums[v / per_group][r] = fsum(sum) * s.factor;
+        sum = fzero();
+      }
+    }
+    const float unit = fmaximum(most) * (1.0f / OPERAND_MOST);
+    rows.unit[r] = finite == ALL ? unit * s.factor : NAN;
+    const F inverse = fset(unit > 1e-37f ? 1.0f / unit : 0.0f);
+    for (int v = 0; v < s.vectors; v++) {
+      const int plane = r * s.padded + v * LANES;
+      quads_store(rows.high + plane, rows.low + plane, ftoi(fmul(fload(to + v * LANES), inverse)));
+    }
+  }
+}
+
+INLINE void clear_state(const Shape &s, Rows &rows, float *state) {
+  rows.maximum = state;
+  rows.total = rows.maximum + LANES;
+  rows.minima = rows.total + ROWS * LANES;
+  rows.output = rows.minima + s.value_groups * ROWS * LANES;
+  memset(state, 0, s.state_floats * sizeof(float));
+  fstore(rows.maximum, fset(LOWEST));
+}
+
+INLINE void prefetch_metadata(const Tile &t) {
+  for (int j = 0; j < TILE_RUNS; j++) {
+    prefetch(t.key_scale[j]);
+    prefetch(t.key_minimum[j]);
+    prefetch(t.value_scale[j]);
+    prefetch(t.value_minimum[j]);
+  }
+}
+
+struct Work {
+  Shape shape;
+  Sequence *sequences;
+  Steps steps[ROWS + 1];
+  int64_t tasks;
+  float *states;   // [tasks][blocks][state_floats]
+  float *scores;   // [sequences][kv_heads][rows][received_tokens] or null
+  int32_t *done;   // [sequences][kv_heads] tasks finished
+  uint8_t *scratch; // [threads][scratch_bytes]
+  int64_t scratch_bytes;
+  int64_t next; // task to take
+};
+
+INLINE Rows *lay_out_rows(const Shape &s, uint8_t *scratch) {
+  Rows *rows = (Rows *)scratch;
+  uint8_t *at = scratch + (s.blocks * sizeof(Rows) + 63) / 64 * 64;
+  const int64_t plane = ROWS * s.padded;
+  for (int b = 0; b < s.blocks; b++) {
+    rows[b].query = (float *)at;
+    rows[b].pairs = (float *)(at + 4 * plane);
+    rows[b].high = at + 8 * plane;
+    rows[b].low = at + 9 * plane;
+    rows[b].channel_high = at + 10 * plane;
+    rows[b].channel_low = at + 11 * plane;
+    at += 12 * plane;
+  }
+  return rows;
+}
+
+void run_tiles(const Work &work, Rows *rows, int sequence, int head, int64_t first, int64_t last) {
+  const Shape &s = work.shape;
+  const Sequence &q = work.sequences[sequence];
+  Tile tiles[2];
+  Weights w;
+  if (first < last) fill_tile(s, q, sequence, head, first, tiles[0]);
+  for (int64_t i = first; i < last; i++) {
+    const Tile &now = tiles[(i - first) & 1];
+    Tile &next = tiles[(i - first + 1) & 1];
+    if (i + 1 < last) fill_tile(s, q, sequence, head, i + 1, next);
+    else next = now;
+    prefetch_metadata(next);
+    for (int b = 0; b < s.blocks; b++) {
+      const Steps &steps = work.steps[rows[b].count];
+      const Tile &ahead = b ? now : next;
+      see(rows[b], now, w);
+      steps.score[now.key_store](s, rows[b], now, ahead, w.p);
+      steps.weigh(s, rows[b], now, w);
+      steps.add[now.value_store](s, rows[b], now, ahead, w);
+    }
+  }
+}
+
+// Write the outputs of one row from the states of its chunks; returns maximum and total for the kept scores.
+void merge_row(const Work &work, int sequence, int head, int row, const float *states, float *maximum, float *total) {
+  const Shape &s = work.shape;
+  const kvplan_decode_call &c = *s.call;
+  const Sequence &q = work.sequences[sequence];
+  const int block = (int)(((int64_t)(row + 1) * s.blocks - 1) / s.rows);
+  const int r = row - (int)((int64_t)s.rows * block / s.blocks);
+  const int query = row / s.ratio, query_head = head * s.ratio + row % s.ratio;
+  const int64_t stride = s.blocks * s.state_floats;
+  states += block * s.state_floats;
+  float most = c.sink_logits ? fmaxf(LOWEST, c.sink_logits[query_head] * LOG2_E) : LOWEST;
+  for (int64_t k = 0; k < q.chunks; k++) most = fmaxf(most, states[k * stride + r]);
+  float sum = c.sink_logits ? exp2_scalar(c.sink_logits[query_head] * LOG2_E - most) : 0.0f;
+  float *out = c.output + (((int64_t)sequence * c.queries + query) * c.query_heads + query_head) * s.dim;
+  F acc[16];
+  for (int v = 0; v < s.vectors; v++) acc[v] = fzero();
+  const int per_group = s.value_groups == 1 ? s.vectors : s.layout->value.group / LANES;
+  for (int64_t k = 0; k < q.chunks; k++) {
+    const float *state = states + k * stride, *total_at = state + LANES, *minima = total_at + ROWS * LANES;
+    const float *output = minima + s.value_groups * ROWS * LANES, weight = exp2_scalar(state[r] - most);
+    sum += weight * fsum(fload(total_at + r * LANES));
+    for (int v = 0; v < s.vectors; v++) {
+      const float extra = fsum(fload(minima + (v / per_group * ROWS + r) * LANES));
+      acc[v] = fma(fset(weight), fadd(fload(output + r * s.padded + v * LANES), fset(extra)), acc[v]);
+    }
+  }
+  int64_t first, last;
+  range_of(s, sequence, query, &first, &last);
+  const float divisor = first == last ? 1.0f : sum; // nothing to attend to: the sums are 0
+  for (int v = 0; v < s.vectors; v++) {
+    float lanes[LANES];
+    fstore(lanes, fdiv(acc[v], fset(divisor)));
+    const int count = v == s.vectors - 1 ? s.dim - v * LANES : LANES;
+    memcpy(out + v * LANES, lanes, count * sizeof(float));
+  }
+  *maximum = most;
+  *total = sum;
+}
+
+void add_received(const Work &work, int sequence, int head, int row, float maximum, float total) {
+  const Shape &s = work.shape;
+  const int64_t tokens = s.call->received_tokens;
+  int64_t first, last;
+  range_of(s, sequence, row / s.ratio, &first, &last);
+  const float *scores = work.scores + (((int64_t)sequence * s.layout->kv_heads + head) * s.rows + row) * tokens;
+  const int64_t query_head = head * s.ratio + row % s.ratio;
+  float *to = s.call->received + ((int64_t)sequence * s.call->query_heads + query_head) * tokens;
+  const F inverse = fset(1.0f / total), offset = fset(maximum);
+  for (int64_t t = first / LANES * LANES; t < last; t += LANES) {
+    const Mask held = lanes_between(0, tokens - t), seen = lanes_between(first - t, last - t);
+    F x = fmul(fexp2(fsub(fload_part(scores + t, held), offset)), inverse);
+    istore_part(to + t, seen, ibits(fadd(fload_part(to + t, held), x)));
+  }
+}
+
+void run_task(Work &work, int64_t task, uint8_t *scratch) {
+  const Shape &s = work.shape;
+  const int heads = s.layout->kv_heads;
+  int sequence = 0;
+  while (sequence + 1 < s.batch->sequences && task >= work.sequences[sequence + 1].task) sequence++;
+  const Sequence &q = work.sequences[sequence];
+  const int head = (int)((task - q.task) / q.chunks);
+  const int64_t chunk = (task - q.task) % q.chunks;
+  Rows *rows = lay_out_rows(s, scratch);
+  float *states = work.states + task * s.blocks * s.state_floats;
+  for (int b = 0; b < s.blocks; b++) {
+    fill_rows(s, sequence, head, b, rows[b]);
+    clear_state(s, rows[b], states + b * s.state_floats);
+    const int64_t row = ((int64_t)sequence * heads + head) * s.rows + (int64_t)s.rows * b / s.blocks;
+    for (int r = 0; r < ROWS; r++)
+      rows[b].scores[r] = work.scores ? work.scores + (row + r) * s.call->received_tokens : nullptr;
+  }
+  const int64_t last = kvplan_least(q.tiles, (chunk + 1) * q.chunk_tiles);
+  run_tiles(work, rows, sequence, head, chunk * q.chunk_tiles, last);
+  int32_t *done = work.done + (int64_t)sequence * heads + head;
+  if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < q.chunks) return;
+  const float *first_state = work.states + (task - chunk) * s.blocks * s.state_floats;
+  for (int row = 0; row < s.rows; row++) {
+    float maximum, total;
+    merge_row(work, sequence, head, row, first_state, &maximum, &total);
+    if (work.scores) add_received(work, sequence, head, row, maximum, total);
+  }
+}
+
+void run_tasks(Work &work, int thread) {
+  for (;;) {
+    const int64_t task = __atomic_fetch_add(&work.next, 1, __ATOMIC_RELAXED);
+    if (task >= work.tasks) return;
+    run_task(work, task, work.scratch + thread * work.scratch_bytes);
+  }
+}
+
+Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decode_call &c) {
+  Shape s;
+  s.layout = &l;
+  s.batch = &b;
+  s.call = &c;
+  s.dim = l.head_dim;
+  s.vectors = (l.head_dim + LANES - 1) / LANES;
+  s.padded = s.vectors * LANES;
+  s.ratio = c.query_heads / l.kv_heads;
+  s.rows = c.queries * s.ratio;
+  s.blocks = (s.rows + KVPLAN_BLOCK_ROWS - 1) / KVPLAN_BLOCK_ROWS;
+  s.key_groups = l.key.bits == 16 || l.key.per_channel ? 1 : (l.head_dim + l.key.group - 1) / l.key.group;
+  s.value_groups = l.value.bits == 16 ? 1 : (l.head_dim + l.value.group - 1) / l.value.group;
+  s.tail = lanes_between(0, l.head_dim - (s.vectors - 1) * LANES);
+  s.factor = c.softcap > 0 ? c.scale / c.softcap : c.scale * LOG2_E;
+  s.cap = c.softcap * LOG2_E;
+  s.state_floats = LANES + ROWS * LANES * (1 + s.value_groups) + ROWS * s.padded;
+  return s;
+}
+
+// Cut sequences into tasks: several for each thread, so that none waits long for the last.
+void plan_tasks(Work &work, int threads) {
+  const Shape &s = work.shape;
+  int64_t tiles = 0;
+  for (int i = 0; i < s.batch->sequences; i++) {
+    plan_sequence(s, i, work.sequences[i]);
+    tiles += work.sequences[i].tiles * s.layout->kv_heads;
+  }
+  const int64_t wanted = threads > 1 ? 3 * threads : 1;
+  const int64_t share = threads > 1 ? kvplan_most(CHUNK_TILES_MIN, (tiles + wanted - 1) / wanted) : INT64_MAX;
+  work.tasks = 0;
+  for (int i = 0; i < s.batch->sequences; i++) {
+    Sequence &q = work.sequences[i];
+    q.chunk_tiles = kvplan_most(1, kvplan_least(share, q.tiles));
+    q.chunks = kvplan_most(1, (q.tiles + q.chunk_tiles - 1) / q.chunk_tiles);
+    q.task = work.tasks;
+    work.tasks += q.chunks * s.layout->kv_heads;
+  }
+}
+
+INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+int64_t decode(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decode_call &c) {
+  if (!b.sequences) return 0;
+  Work work;
+  work.shape = shape_of(l, b, c);
+  const Shape &s = work.shape;
+  work.sequences = (Sequence *)malloc(b.sequences * sizeof(Sequence));
+  if (!work.sequences) return -3;
+  int threads = c.threads < 1 ? 1 : c.threads;
+  plan_tasks(work, threads);
+  threads = (int)kvplan_least(threads, work.tasks);
+  work.steps[1] = choose_steps<1>(l);
+#if KVPLAN_BLOCK_ROWS == 4
+  work.steps[2] = choose_steps<2>(l);
+  work.steps[3] = choose_steps<3>(l);
+  work.steps[4] = choose_steps<4>(l);
+#endif
+  work.scratch_bytes = rounded(s.blocks * sizeof(Rows)) + (int64_t)s.blocks * 12 * ROWS * s.padded;
+  const int64_t pairs = (int64_t)b.sequences * l.kv_heads, row_count = pairs * s.rows;
+  const int64_t state_bytes = rounded(work.tasks * s.blocks * s.state_floats * sizeof(float));
+  const int64_t score_bytes = c.received ? rounded((row_count + ROWS) * c.received_tokens * sizeof(float)) : 0;
+  const int64_t all = state_bytes + score_bytes + rounded(pairs * sizeof(int32_t)) + threads * work.scratch_bytes;
+  uint8_t *memory = (uint8_t *)aligned_alloc(64, all);
+  if (!memory) {
+    free(work.sequences);
+    return -3;
+  }
+  work.states = (float *)memory;
+  work.scores = c.received ? (float *)(memory + state_bytes) : nullptr;
+  work.done = (int32_t *)(memory + state_bytes + score_bytes);
+  work.scratch = (uint8_t *)work.done + rounded(pairs * sizeof(int32_t));
+  work.next = 0;
+  memset(work.done, 0, pairs * sizeof(int32_t));
+  if (c.received) memset(c.received, 0, sizeof(float) * b.sequences * c.query_heads * c.received_tokens);
+  if (threads > 1) {
+#pragma omp parallel num_threads(threads)
+    run_tasks(work, omp_get_thread_num());
+  } else {
+    run_tasks(work, 0);
+  }
+  free(memory);
+  free(work.sequences);
+  return 0;
+}

@@ -1,0 +1,102 @@
+// The C interface: checks what leads outside, and picks the variant that this machine runs.
+#include <stddef.h>
+
+#include "plan.h"
+
+#define VARIANT(name)                                                                                                  \
+  namespace name {                                                                                                     \
+  extern const kvplan_kernels kernels;                                                                                 \
+  }
+#ifdef KVPLAN_X86
+VARIANT(avx512_vnni_bf16)
+VARIANT(avx512_vnni)
+VARIANT(avx2)
+#endif
+VARIANT(portable)
+
+namespace {
+
+struct Variant {
+  const char *name;
+  const kvplan_kernels *kernels;
+};
+constexpr int VARIANTS_MOST = 4;
+
+struct Variants {
+  Variant found[VARIANTS_MOST];
+  int count;
+
+  void add(const char *name, const kvplan_kernels &kernels) { found[count++] = {name, &kernels}; }
+
+  Variants() : count(0) {
+#ifdef KVPLAN_X86
+    __builtin_cpu_init();
+    const bool vnni = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
+                      __builtin_cpu_supports("avx512vnni");
+    const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+    // BF16 dot products run once a cycle on Zen 4 and once in four on Sapphire Rapids, where two multiply-adds win.
+    const bool first = __builtin_cpu_is("amd");
+    if (bf16 && first) add("avx512_vnni_bf16", avx512_vnni_bf16::kernels);
+    if (vnni) add("avx512_vnni", avx512_vnni::kernels);
+    if (bf16 && !first) add("avx512_vnni_bf16", avx512_vnni_bf16::kernels);
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+      add("avx2", avx2::kernels);
+#endif
+    add("portable", portable::kernels);
+  }
+};
+
+const Variants &variants() {
+  static const Variants known;
+  return known;
+}
+
+bool same_version(const kvplan_layout *l) {
+  return l->abi_version == KVPLAN_ABI_VERSION && l->struct_bytes == (int32_t)sizeof(kvplan_layout);
+}
+
+const kvplan_kernels &chosen(int32_t variant) {
+  const Variants &v = variants();
+  return *v.found[variant >= 0 && variant < v.count ? variant : 0].kernels;
+}
+
+bool distinct_slots(const kvplan_batch &b) {
+  for (int32_t i = 0; i < b.sequences; i++)
+    for (int32_t j = 0; j < i; j++)
+      if (b.slot_ids[i] == b.slot_ids[j]) return false;
+  return true;
+}
+
+} // namespace
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+
+EXPORT int32_t kvplan_abi_version() { return KVPLAN_ABI_VERSION; }
+
+EXPORT const char *kvplan_variant_name(int32_t index) {
+  const Variants &v = variants();
+  return index >= 0 && index < v.count ? v.found[index].name : nullptr;
+}
+
+EXPORT int64_t kvplan_append(const kvplan_layout *l, const kvplan_batch *b, const kvplan_append_call *c) {
+  if (!same_version(l)) return -1;
+  if (!kvplan_inside(*l, *b, c->counts) || !distinct_slots(*b)) return -2;
+  return chosen(c->variant).append(*l, *b, *c);
+}
+
+EXPORT int64_t kvplan_decode(const kvplan_layout *l, const kvplan_batch *b, const kvplan_decode_call *c) {
+  if (!same_version(l)) return -1;
+  if (!kvplan_inside(*l, *b, nullptr)) return -2;
+  return chosen(c->variant).decode(*l, *b, *c);
+}
+
+EXPORT int64_t kvplan_dequantize(const kvplan_layout *l, const kvplan_batch *b, const kvplan_dequantize_call *c) {
+  if (!same_version(l)) return -1;
+  if (!kvplan_inside(*l, *b, nullptr)) return -2;
+  return chosen(c->variant).dequantize(*l, *b, *c);
+}
+
+EXPORT int64_t kvplan_read(const void *data, int64_t bytes, int32_t threads, int32_t variant) {
+  return chosen(variant).read(data, bytes, threads);
+}

@@ -1,0 +1,75 @@
+"""Builds the CPU kernels: one shared library, its kernels compiled once per instruction set.
+
+Everything else about the package is in pyproject.toml. Without a C++ compiler the package installs all the same, and
+`kvplan_kernels.native` says that the kernels are missing.
+"""
+
+import platform
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+NATIVE = Path("kernels/kvplan_kernels/native")
+FLAGS = [
+    "-O2",  # loops are unrolled and vectorized by hand; -O3 takes three times as long for the same speed
+    "-fno-tree-vectorize",
+    "-std=c++17",
+    "-ffp-contract=off",  # the quantization must round every step, as its definition does
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fvisibility=hidden",
+    "-Wno-psabi",
+    "-Wno-maybe-uninitialized",  # GCC 12 on its own intrinsics
+    "-g0",
+]
+OPENMP = "-fopenmp"  # for compiling only: the loader binds the runtime that torch has already loaded
+AVX2 = ["-mavx2", "-mfma", "-mf16c"]
+AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512"]
+VARIANTS = {
+    "avx512_vnni_bf16": ["-DKVPLAN_AVX512", "-DKVPLAN_DOT_BF16", *AVX512, "-mavx512bf16"],
+    "avx512_vnni": ["-DKVPLAN_AVX512", *AVX512],
+    "avx2": ["-DKVPLAN_AVX2", *AVX2],
+    "portable": [],
+}
+
+
+def x86() -> bool:
+    """Return whether the build is for a 64-bit x86 machine."""
+    return platform.machine().lower() in {"x86_64", "amd64"}
+
+
+class BuildKernels(build_ext):
+    """Compile the kernels' source per variant, and link without an OpenMP runtime of our own."""
+
+    def build_extension(self, ext: Extension) -> None:
+        """Build the one library."""
+        variants = VARIANTS if x86() else {"portable": []}
+        jobs = [("dispatch.cpp", "dispatch", ["-DKVPLAN_X86"] if x86() else [])]
+        jobs += [("kernels.cpp", name, [f"-DKVPLAN_ISA={name}", *flags]) for name, flags in variants.items()]
+        with ThreadPoolExecutor(self.parallel if isinstance(self.parallel, int) else 2) as pool:
+            objects = [obj for found in pool.map(self._compile, jobs) for obj in found]
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self.compiler.link_shared_object(objects, str(target), target_lang="c++")
+
+    def _compile(self, job: tuple[str, str, list[str]]) -> list[str]:
+        source, name, flags = job
+        return self.compiler.compile(
+            [str(NATIVE / source)],
+            output_dir=str(Path(self.build_temp) / name),
+            extra_postargs=[*FLAGS, OPENMP, *flags],
+            depends=[str(path) for path in NATIVE.glob("*.h")],
+        )
+
+
+setup(
+    ext_modules=[
+        Extension("kvplan_kernels.native._kernels", sources=[str(NATIVE / "kernels.cpp")], language="c++", optional=True)
+    ]
+    if sys.platform == "linux"
+    else [],
+    cmdclass={"build_ext": BuildKernels},
+)
