@@ -1,8 +1,6 @@
 """`kvplan kernels`: time the kernels alone, without a model."""
 
-import json
 import sys
-from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import typer
@@ -24,8 +22,11 @@ def register(app: typer.Typer) -> None:
 
 def bench_decode_command(
     formats: list[str] = typer.Option(
-        [], "-f", "--format", help="Format to time; may be repeated. Default: bf16 int8 int4 kivi-k4v4-g64 "
-        "kivi-k2v2-g64.", show_default=False,
+        [],
+        "-f",
+        "--format",
+        help="Format to time; may be repeated. Default: bf16 int8 int4 kivi-k4v4-g64 kivi-k2v2-g64.",
+        show_default=False,
     ),
     batch: int = typer.Option(1, min=1, help="Sequences."),
     query_heads: int = typer.Option(32, min=1, help="Query heads."),
@@ -52,17 +53,23 @@ def bench_decode_command(
         batch=batch, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, threads=threads
     )
     bench = bench_decode(
-        open_device("cpu"), load_ops("cpu", threads), case, formats=tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS,
-        block_tokens=block_size, samples=repeats,
+        open_device("cpu"),
+        load_ops("cpu", threads),
+        case,
+        formats=tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS,
+        block_tokens=block_size,
+        samples=repeats,
     )
     if as_json:
-        json.dump(asdict(bench), sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        from kvplan.report.json import dump, plain
+
+        sys.stdout.write(dump(plain(bench)) + "\n")
         return
     _show(bench)
 
 
 def _show(bench: "DecodeBench") -> None:
+    from kvplan.measure.environment import disturbance
     from kvplan.report.console import open_console
     from kvplan.units import format_bytes
 
@@ -73,15 +80,17 @@ def _show(bench: "DecodeBench") -> None:
     console.print(
         f"{bench.kernel}; read bandwidth {bench.read_bandwidth_bytes_per_s / 1e9:.1f} GB/s; buffers rotated over "
         f"{cold}{short}", highlight=False,
-    )
+    )  # fmt: skip
+    if disturbed := disturbance(bench.conditions):
+        sys.stderr.write(f"disturbed: {disturbed} meanwhile; measure again on a quiet machine\n")
 
 
 def _table(bench: "DecodeBench") -> "Table":
     from kvplan.report.table import plain_table
 
     table = plain_table(
-        [("kernel", False), ("format", False), ("time", True), ("GB/s", True), ("of bandwidth", True),
-         ("over folded SDPA", True), ("over best 16-bit", True)]
+        [("kernel", False), ("format", False), ("time", True), ("GB/s", True), ("of read", True),
+         ("vs folded SDPA", True), ("vs best 16-bit", True)]
     )  # fmt: skip
     folded = next(cell.median_s for cell in bench.cells if cell.impl == "torch-sdpa-folded")
     for cell in bench.cells:
@@ -94,7 +103,11 @@ def _row(cell: "DecodeCell", bench: "DecodeBench", folded_s: float) -> tuple[str
 
     rate = cell.bytes / cell.median_s
     return (
-        cell.impl, cell.format, format_seconds(cell.median_s), f"{rate / 1e9:.1f}",
-        f"{rate / bench.read_bandwidth_bytes_per_s:.0%}", f"{folded_s / cell.median_s:.2f}x",
+        cell.impl,
+        cell.format,
+        format_seconds(cell.median_s),
+        f"{rate / 1e9:.1f}",
+        f"{rate / bench.read_bandwidth_bytes_per_s:.0%}",
+        f"{folded_s / cell.median_s:.2f}x",
         f"{bench.best_16bit_s() / cell.median_s:.2f}x",
     )

@@ -31,7 +31,10 @@ def profile_command(
     model: str = typer.Argument(..., help="Hugging Face id, folder, GGUF file, config.json, or demo."),
     output: Path = typer.Option(..., "-o", "--output", help="Profile to write; its journal P.jsonl lies beside it."),
     workload: Path | None = typer.Option(
-        None, "-w", "--workload", help="Workload YAML; without one, a grid of short to long requests.",
+        None,
+        "-w",
+        "--workload",
+        help="Workload YAML; without one, a grid of short to long requests.",
         show_default=False,
     ),
     formats: list[str] = typer.Option(
@@ -46,7 +49,9 @@ def profile_command(
         None, min=1, help="Repeats, each a process of its own. Default: 5, 3 with --quick.", show_default=False
     ),
     retries: int | None = typer.Option(
-        None, min=0, help="How often a disturbed repeat is measured again. Default: 2, 1 with --quick.",
+        None,
+        min=0,
+        help="How often a disturbed repeat is measured again. Default: 2, 1 with --quick.",
         show_default=False,
     ),
     quick: bool = typer.Option(False, "--quick", help="Fewer samples, repeats and documents."),
@@ -54,7 +59,8 @@ def profile_command(
     force: bool = typer.Option(False, "--force", help="Overwrite the profile and its journal."),
     quality: bool = typer.Option(True, "--quality/--no-quality", help="Score what each format costs the answers."),
     prefill: str | None = typer.Option(
-        None, help="exact, or through_cache: later chunks of a prompt read the cache. Default: the workload's.",
+        None,
+        help="exact, or through_cache: later chunks of a prompt read the cache. Default: the workload's.",
         show_default=False,
     ),
     kernel: str = typer.Option("cpu", help="cpu, or reference: the definitions in PyTorch, slow, to try things out."),

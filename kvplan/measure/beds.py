@@ -34,18 +34,18 @@ class Group:
 
 
 def copies_needed(layer_bytes: Sequence[int], reads: Sequence[int], cold_bytes: int) -> list[int]:
-    """Return the copies of each bed so that no byte is read again before *cold_bytes* of others.
+    """Return the copies of each bed so that *cold_bytes* are read before any byte is read again.
 
     *layer_bytes* are the beds that are read in turn, *reads* how often each in a round. A bed either outgrows
-    *cold_bytes* alone, or it holds a copy for every read of as many rounds as outgrow it together.
+    *cold_bytes* alone, or it has a copy for every read of as many rounds as outgrow it together.
 
     >>> copies_needed([10, 30], [2, 2], cold_bytes=100)
-    [3, 3]
+    [4, 4]
     """
     round_bytes = max(1, sum(size * count for size, count in zip(layer_bytes, reads, strict=True)))
-    rounds = max(1.0, cold_bytes / round_bytes)
+    rounds = max(1, ceil(cold_bytes / round_bytes))
     return [
-        max(1, min(ceil(cold_bytes / max(1, size)), ceil(count * rounds)))
+        max(1, min(ceil(cold_bytes / max(1, size)), count * rounds))
         for size, count in zip(layer_bytes, reads, strict=True)
     ]
 

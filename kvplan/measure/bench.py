@@ -7,10 +7,12 @@ from typing import Final
 
 import torch
 
+from kvplan.core.records import Conditions
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.measure.bandwidth import read_bandwidth
 from kvplan.measure.beds import COLD_FACTOR, DenseBed, Group, PagedBed, fitting_copies
 from kvplan.measure.device import Device
+from kvplan.measure.environment import Watch
 from kvplan.measure.gate import check_decode
 from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.ops import Ops
@@ -70,6 +72,7 @@ class DecodeBench:
         kernel: The implementation behind kvplan's cells.
         cold_bytes: What was rotated over, so that no call found its cache warm.
         cold_bytes_wanted: Four times the last-level cache.
+        conditions: The machine meanwhile.
     """
 
     read_bandwidth_bytes_per_s: float
@@ -77,7 +80,7 @@ class DecodeBench:
     kernel: str
     cold_bytes: int
     cold_bytes_wanted: int
-    schema: int = 1
+    conditions: Conditions
 
     def best_16bit_s(self) -> float:
         """Return the time of the fastest 16-bit implementation."""
@@ -102,21 +105,24 @@ def bench_decode(
     allowed = int(device.available_bytes() * _MEMORY_SHARE)
     bandwidth = median(read_bandwidth(device, threads=case.threads, buffer_bytes=min(max(wanted, 2**28), allowed)))
     calls, sizes, rotated = _calls(ops, case, layouts, wanted, allowed)
+    watch = Watch.start(device)
     times = sample_interleaved(device, calls, Sampling(samples=samples))
     cells = tuple(_cell(case, name, sizes[name], found) for name, found in times.items())
     return DecodeBench(
-        read_bandwidth_bytes_per_s=bandwidth, cells=cells, kernel=ops.name, cold_bytes=rotated, cold_bytes_wanted=wanted
-    )
+        read_bandwidth_bytes_per_s=bandwidth, cells=cells, kernel=ops.name, cold_bytes=rotated,
+        cold_bytes_wanted=wanted, conditions=watch.conditions(),
+    )  # fmt: skip
 
 
 def _layout(name: str, case: DecodeCase, block_tokens: int) -> KVLayout:
     if case.query_heads % case.kv_heads:
-        raise InputError(f"{case.query_heads} query heads for {case.kv_heads} KV heads", where="--query-heads",
-                         hint=f"use a multiple of {case.kv_heads}")
-    try:
-        return KVLayout(
-            format=parse(name), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=block_tokens
+        raise InputError(
+            f"{case.query_heads} query heads for {case.kv_heads} KV heads",
+            where="--query-heads",
+            hint=f"use a multiple of {case.kv_heads}",
         )
+    try:
+        return KVLayout(format=parse(name), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=block_tokens)
     except UnsupportedError as error:
         raise UnsupportedFormatError(str(error), where="--format") from error
 
@@ -151,7 +157,15 @@ def _bind(bed: PagedBed, query: torch.Tensor, options: AttentionOptions) -> Call
 def _cell(case: DecodeCase, name: str, size: int, samples: tuple[float, ...]) -> DecodeCell:
     impl, form = name.split(" ")
     return DecodeCell(
-        impl=impl, format=form, batch=case.batch, query_heads=case.query_heads, kv_heads=case.kv_heads,
-        head_dim=case.head_dim, tokens=case.tokens, threads=case.threads, median_s=median(samples),
-        samples_s=samples, bytes=size,
+        impl=impl,
+        format=form,
+        batch=case.batch,
+        query_heads=case.query_heads,
+        kv_heads=case.kv_heads,
+        head_dim=case.head_dim,
+        tokens=case.tokens,
+        threads=case.threads,
+        median_s=median(samples),
+        samples_s=samples,
+        bytes=size,
     )

@@ -117,4 +117,3 @@ def _quiet(device: Device, seconds: float) -> Check:
     conditions = watch.conditions()
     found = disturbance(conditions) or f"other processes take {conditions.foreign_cpu_share:.0%} of the cores"
     return Check(name="quiet", found=found, good=not disturbance(conditions), needed=False)
-

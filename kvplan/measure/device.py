@@ -141,10 +141,17 @@ class FakeDevice:
         usages: Answers of `usage`, one after another; the last one stays.
     """
 
-    info: DeviceInfo = field(default_factory=lambda: DeviceInfo(
-        name="fake", uuid="fake-0", kind=DeviceKind.CPU, cores=2, memory_bytes=2**34,
-        last_level_cache_bytes=2**20, kernel_variant="fake",
-    ))
+    info: DeviceInfo = field(
+        default_factory=lambda: DeviceInfo(
+            name="fake",
+            uuid="fake-0",
+            kind=DeviceKind.CPU,
+            cores=2,
+            memory_bytes=2**34,
+            last_level_cache_bytes=2**20,
+            kernel_variant="fake",
+        )
+    )
     time_s: float = 0.0
     free_bytes: int = 2**33
     usages: list[Usage] = field(default_factory=lambda: [Usage(total_s=0, busy_s=0, steal_s=0, own_s=0)])

@@ -61,9 +61,7 @@ class Request:
 
     def quick(self) -> "Request":
         """Return the same with fewer samples, repeats and retries."""
-        return replace(
-            self, effort=QUICK_EFFORT, repeats=min(self.repeats, QUICK_REPEATS), retries=QUICK_RETRIES
-        )
+        return replace(self, effort=QUICK_EFFORT, repeats=min(self.repeats, QUICK_REPEATS), retries=QUICK_RETRIES)
 
 
 @dataclass(kw_only=True, slots=True)

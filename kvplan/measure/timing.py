@@ -44,18 +44,18 @@ def time_once(device: Device, call: Call) -> float:
 def sample_interleaved(device: Device, calls: Mapping[str, Call], sampling: Sampling) -> dict[str, tuple[float, ...]]:
     """Return seconds per call of each of *calls*, one sample of every call a round.
 
-    Rounds run forward and backward in turn, so that a drift of the machine and the neighbour's leavings in the caches
-    fall on all calls alike.
+    Every round has the same order: then a whole round lies between two samples of a call, and what the one left in the
+    processor's cache is gone at the other. A drift of the machine falls on all calls alike.
     """
     inner = {name: _warm_up(device, call, sampling) for name, call in calls.items()}
     found: dict[str, list[float]] = {name: [] for name in calls}
-    start, forward = device.now(), list(calls)
+    start = device.now()
     for number in range(sampling.samples):
         spent = device.now() - start
         if number >= ROUNDS_MIN and sampling.budget_s is not None and spent > sampling.budget_s:
             break
-        for name in forward if number % 2 == 0 else reversed(forward):
-            found[name].append(_sample(device, calls[name], inner[name]))
+        for name, call in calls.items():
+            found[name].append(_sample(device, call, inner[name]))
     return {name: tuple(samples) for name, samples in found.items()}
 
 

@@ -35,9 +35,7 @@ def test_bytes_are_exact_and_absent_figures_have_a_reason(key: CellKey, spec: Mo
 
 def test_a_figure_that_one_repeat_lacked_keeps_its_others(key: CellKey, spec: ModelSpec, measured: Maker) -> None:
     first = measured(key)
-    second = msgspec.structs.replace(
-        measured(key), figures={"decode_fused_s": (2.0,)}, missing={"tpot_s": "no room"}
-    )
+    second = msgspec.structs.replace(measured(key), figures={"decode_fused_s": (2.0,)}, missing={"tpot_s": "no room"})
 
     cell = with_repeat(with_repeat(None, first, spec), second, spec)
 
