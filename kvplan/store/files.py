@@ -29,6 +29,8 @@ def read_file(path: Path, *, limit_bytes: int | None = None) -> bytes:
     try:
         if path.is_dir():
             raise InputError("is a folder where a file belongs", where=str(path))
+        if limit_bytes is None and path.exists() and not path.is_file():
+            raise InputError("is a device or pipe where a file belongs", where=str(path))
         with path.open("rb") as file:
             data = file.read(-1 if limit_bytes is None else limit_bytes + 1)
     except OSError as error:
@@ -96,15 +98,21 @@ def json_error(path: Path, data: bytes, error: Exception) -> InputError:
 def write_atomically(path: Path, data: bytes, *, overwrite: bool = True) -> None:
     """Write *data* to *path*: after a crash or a full disk the old file is there, whole.
 
+    A device or pipe, such as /dev/stdout, is written to as it is.
+
     Raises:
         InputError: It cannot be written, or exists and *overwrite* is false.
     """
-    if not overwrite and path.exists():
-        raise InputError("exists and would be overwritten", where=str(path), hint="name another file")
     if path.is_dir():
         raise InputError("is a folder where a file belongs", where=str(path))
+    device = path.exists() and not path.is_file()
+    if not overwrite and path.exists() and not device:
+        raise InputError("exists and would be overwritten", where=str(path), hint="name another file")
     try:
-        _write_and_rename(path, data)
+        if device:
+            path.write_bytes(data)
+        else:
+            _write_and_rename(path.resolve() if path.is_symlink() else path, data)
     except OSError as error:
         raise file_error(path, error, "write") from error
 

@@ -11,7 +11,7 @@ from kvplan.units import parse_share
 from kvplan_kernels.format import FloatType, UnsupportedError, parse
 from kvplan_kernels.layout import BLOCK_TOKENS_MAX, LANES, KVLayout
 
-ENGINES: Final = ("vllm", "sglang", "llama.cpp", "tensorrt-llm")
+ENGINES: Final = ("kvplan", "vllm", "sglang", "llama.cpp", "tensorrt-llm")
 WEIGHTS: Final = ("bf16", "fp16", "int8", "int4", "fp8")
 SHARE_TOLERANCE: Final = 0.005
 """What rounding may take from shares that sum to one: 33.3% three times is meant as a whole."""

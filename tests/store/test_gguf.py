@@ -69,6 +69,7 @@ def _key(name, code, payload):
         (_head(keys=1) + _key(b"a", 9, struct.pack("<IQ", 4, 2**60)), "1152921504606846976 items"),
         (_head(keys=1) + _key(b"a", 9, struct.pack("<IQ", 8, 2**60)), "1152921504606846976 strings"),
         (_head(keys=1) + _key(b"a", 9, struct.pack("<IQ", 8, 2) + struct.pack("<Q", 2**62) + bytes(64)), "runs past"),
+        (_head(keys=1) + _key(b"a", 9, struct.pack("<IQ", 8, 1) + struct.pack("<Q", 99) + bytes(64)), "'a' needs"),
         (_head(keys=1) + _key(b"a", 9, struct.pack("<IQ", 9, 1) + bytes(64)), "items of 'a' have unknown type 9"),
         (_head(keys=2) + _key(b"a", 4, bytes(4)) * 2, "'a' is given twice"),
         (_head(keys=1) + _key(b"general.alignment", 4, struct.pack("<I", 0)), "alignment is 0"),

@@ -54,6 +54,15 @@ def test_a_record_is_on_disk_when_append_returns(path, profile):
     journal.close()
 
 
+def test_a_record_is_flushed_to_the_device_whole(path, profile, monkeypatch):
+    flushed = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: flushed.append(os.fstat(descriptor).st_size))
+    with Journal(path) as journal:
+        for cell in profile.cells[:2]:
+            journal.append(cell)
+            assert flushed[-1] == path.stat().st_size
+
+
 def test_of_two_records_with_one_key_the_later_counts(full, profile):
     newer = replace(profile.cells[0], status=CellStatus.FAILED, reason="crashed")
     with Journal(full) as journal:

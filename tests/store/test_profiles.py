@@ -1,5 +1,6 @@
 import errno
 import os
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from math import inf, nan
 from time import process_time
@@ -59,6 +60,36 @@ def test_a_profile_is_overwritten_unless_forbidden(profile, path):
     save_profile(profile, path)
     with pytest.raises(InputError, match="would be overwritten"):
         save_profile(replace(profile, cells=()), path, overwrite=False)
+    assert load_profile(path) == profile
+
+
+def test_a_link_to_a_profile_stays_one(profile, path, tmp_path):
+    target = tmp_path / "runs" / "1.json"
+    target.parent.mkdir()
+    path.symlink_to(target)
+    save_profile(profile, path)
+    assert path.is_symlink()
+    assert load_profile(target) == profile
+
+
+def test_a_folder_is_neither_replaced_nor_read(profile, tmp_path):
+    with pytest.raises(InputError, match="is a folder"):
+        save_profile(profile, tmp_path)
+    with pytest.raises(InputError, match="is a folder"):
+        load_profile(tmp_path)
+
+
+def test_a_pipe_is_written_to_and_left_in_place(profile, path):
+    os.mkfifo(path)
+    with ThreadPoolExecutor(1) as reader:
+        received = reader.submit(path.read_bytes)
+        save_profile(profile, path)
+        data = received.result(timeout=10)
+    assert path.is_fifo()
+    with pytest.raises(InputError, match="is a device or pipe"):
+        load_profile(path)
+    path.unlink()
+    path.write_bytes(data)
     assert load_profile(path) == profile
 
 
