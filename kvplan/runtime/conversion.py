@@ -8,6 +8,7 @@ from contextlib import contextmanager, redirect_stderr
 from hashlib import sha256
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import InputError, MissingPartError, UnsupportedModelError
@@ -99,9 +100,14 @@ def _convert(path: Path, spec: ModelSpec, folder: Path) -> None:
     options = {"gguf_file": path.name, "local_files_only": True, "trust_remote_code": False}
     try:
         with quiet(), redirect_stderr(StringIO()):  # one of its progress bars cannot be turned off
-            model = AutoModelForCausalLM.from_pretrained(
-                path.parent, dtype=TORCH_FLOAT[spec.float_type], **_dense_weights(), **options
+            model, report = AutoModelForCausalLM.from_pretrained(
+                path.parent,
+                dtype=TORCH_FLOAT[spec.float_type],
+                output_loading_info=True,
+                **_dense_weights(),
+                **options,
             )
+            check_complete(path, report)
             AutoTokenizer.from_pretrained(path.parent, **options).save_pretrained(folder)
             model.save_pretrained(folder)
     except (ValueError, KeyError, IndexError, OSError) as error:
@@ -115,6 +121,13 @@ def _dense_weights() -> dict[str, object]:
 
     config = getattr(transformers, "GgufConfig", None)
     return {} if config is None else {"quantization_config": config(dequantize=True)}
+
+
+def check_complete(path: Path, report: dict[str, Any]) -> None:
+    """Refuse a model some of whose weights are in no file: the library would fill them with random numbers."""
+    missing = sorted(report["missing_keys"])
+    if missing:
+        raise InputError(f"{len(missing)} weights are not there: {missing[0]}", where=str(path))
 
 
 @contextmanager

@@ -9,7 +9,7 @@ import torch
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, InputError, UnsupportedModelError
-from kvplan.runtime.conversion import converted_folder, quiet
+from kvplan.runtime.conversion import check_complete, converted_folder, quiet
 from kvplan.runtime.dense import LayerAttention
 from kvplan.runtime.probe import probe
 from kvplan.store.models import find_model, load_model_spec
@@ -88,18 +88,23 @@ def _read_weights(folder: Path, dtype: torch.dtype) -> Any:
         raise InputError(f"{folder} holds no safetensors weights", hint="convert the model to safetensors first")
     try:
         with quiet():
-            return AutoModelForCausalLM.from_pretrained(
+            model, report = AutoModelForCausalLM.from_pretrained(
                 folder,
                 dtype=dtype,
                 local_files_only=True,
                 use_safetensors=True,
                 trust_remote_code=False,
                 attn_implementation="eager",
+                output_loading_info=True,
             )
     except (SafetensorError, OSError) as error:
         raise InputError(f"weights cannot be read: {_first_line(error)}", where=str(folder)) from error
+    except RuntimeError as error:
+        raise InputError("the weights are not of the shapes that config.json says", where=str(folder)) from error
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"transformers cannot build {folder}: {_first_line(error)}") from error
+    check_complete(folder, report)
+    return model
 
 
 def _read_tokenizer(folder: Path) -> Any:

@@ -12,9 +12,11 @@ from transformers import DynamicCache
 from kvplan.core.workloads import Prefill
 from kvplan.errors import DoesNotFitError, InputError, UnsupportedFormatError
 from kvplan.runtime.attention import switch
-from kvplan.runtime.loading import LoadedModel
+from kvplan.runtime.loading import LoadedModel, load_model
+from kvplan.runtime.ops import unfused
 from kvplan.runtime.session import Runtime, prefill_exact
 from kvplan_kernels.format import parse
+from kvplan_profiles import held_out_text
 
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Phi3", "Mistral", "Gemma2", "Gemma3Text", "GptOss", "Cohere2", "Olmo2"]
 ROUNDING_16BIT = 2e-2
@@ -48,12 +50,13 @@ def worst(found: Tensor, expected: Tensor) -> float:
     return float((found.float() - expected).abs().max() / expected.abs().max())
 
 
+@pytest.mark.parametrize("kernel", ["reference", "cpu"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ragged_batch_of_steps_gives_the_logits_of_the_stock_model(build: Build, family: str) -> None:
+def test_ragged_batch_of_steps_gives_the_logits_of_the_stock_model(build: Build, family: str, kernel: str) -> None:
     loaded = build(family)
     prompts = [token_ids(70, 1), token_ids(41, 2)]
     tails = [token_ids(9, 3), token_ids(9, 4)]
-    run = runtime(loaded, "bf16")
+    run = runtime(loaded, "bf16", kernel=kernel)
 
     first = [run.prefill(prompt) for prompt in prompts]
     sequences = [prefilled.sequence for prefilled in first]
@@ -77,6 +80,47 @@ def test_an_8_bit_cache_differs_from_16_bits_and_only_a_little(build: Build, fam
         logits.append(run.step([run.prefill(prompt).sequence], tail))
 
     assert 1e-4 < worst(logits[1], logits[0].float()) < 5e-2
+
+
+@pytest.mark.parametrize("form", ["int8", "kivi-k4v4-g32-r32", "int4-r16-s4"])
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GptOss"])
+def test_the_fused_kernel_gives_the_logits_of_the_reference(build: Build, family: str, form: str) -> None:
+    loaded = build(family)
+    prompts, tail = [token_ids(150, 1), token_ids(41, 2)], torch.tensor([token_ids(30, 5), token_ids(30, 6)])
+    logits = []
+    for kernel in ("reference", "cpu"):
+        run = runtime(loaded, form, kernel=kernel, blocks=32)
+        logits.append(run.step([run.prefill(prompt).sequence for prompt in prompts], tail))
+
+    assert worst(logits[1], logits[0]) < 5e-3
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma2", "GptOss", "Mistral"])
+def test_the_unfused_path_gives_the_logits_of_the_fused_one(build: Build, family: str) -> None:
+    loaded = build(family)
+    prompts, tail = [token_ids(70, 1), token_ids(41, 2)], torch.tensor([token_ids(9, 5), token_ids(9, 6)])
+    logits = []
+    for change in (lambda ops: ops, unfused):
+        run = runtime(loaded, "int4")
+        run.ops = change(run.ops)
+        logits.append(run.step([run.prefill(prompt).sequence for prompt in prompts], tail))
+
+    assert worst(logits[1], logits[0]) < ROUNDING_16BIT  # the temporary holds 16 bits
+
+
+def test_greedy_text_of_the_demo_model_is_the_stock_model_s() -> None:
+    loaded = load_model("demo")
+    ids = loaded.tokenizer(held_out_text()[:1500])["input_ids"]
+    run = runtime(loaded, "bf16", kernel="cpu", block_tokens=64)
+    prefilled = run.prefill(ids)
+    found = [int(prefilled.logits.argmax())]
+    for _ in range(40):
+        found.append(int(run.step([prefilled.sequence], torch.tensor([[found[-1]]]))[0, -1].argmax()))
+    switch(loaded.model, "sdpa")
+    with torch.inference_mode():
+        stock = loaded.model.generate(torch.tensor([ids]), max_new_tokens=41, do_sample=False)[0, len(ids) :]
+
+    assert found == stock.tolist()
 
 
 def test_a_16_bit_cache_agrees_with_the_stock_cache_within_the_noise_of_the_stock_cache(build: Build) -> None:
