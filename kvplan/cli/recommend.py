@@ -66,6 +66,8 @@ def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measure
     from kvplan.core.assessments import Measurements
     from kvplan.store.profiles import load_profile
 
+    if not paths:
+        return _without_profile(workload)
     found = [load_profile(path) for path in paths]
     model = _model(workload, found)
     for path, profile in zip(paths, found, strict=True):
@@ -79,13 +81,32 @@ def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measure
             raise NotComparableError(
                 f"measured on {profile.device.name}, the workload asks for {workload.device}", where=str(path)
             )
-    if not found:
-        return model, Measurements()
     return model, Measurements(
         cells=tuple(cell for profile in found for cell in profile.cells),
         quality=tuple(result for profile in found for result in profile.quality),
         device=found[0].device,
     )
+
+
+def _without_profile(workload: "Workload") -> "tuple[ModelSpec, Measurements]":
+    """Return what a bundled profile of the workload's device and model says; nothing where there is none."""
+    from kvplan.core.assessments import Measurements
+    from kvplan.store.models import load_model_spec
+    from kvplan.store.profiles import load_profile
+
+    model = load_model_spec(workload.model)
+    if workload.device != "auto":
+        for path in _bundled_profiles():
+            profile = load_profile(path)
+            if profile.model.digest == model.digest and profile.device.name == workload.device:
+                return model, Measurements(cells=profile.cells, quality=profile.quality, device=profile.device)
+    return model, Measurements()
+
+
+def _bundled_profiles() -> list[Path]:
+    from importlib.resources import files
+
+    return sorted(Path(str(files("kvplan_profiles"))).glob("measured/*.json"))
 
 
 def _model(workload: "Workload", profiles: "list[Profile]") -> "ModelSpec":

@@ -224,9 +224,9 @@ def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    """Print what has not held, and how many figures held."""
+    """Print what has not held or held with a remark, and how many figures held."""
     _say(console, comparison.sentence, style="bold")
-    shown = [verdict for verdict in comparison.verdicts if verdict.standing is not Standing.HELD]
+    shown = [verdict for verdict in comparison.verdicts if verdict.standing is not Standing.HELD or verdict.reason]
     if not shown:
         return
     table = plain_table([("", False), ("cell", False), ("figure", False), ("", False)])

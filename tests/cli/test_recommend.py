@@ -69,6 +69,20 @@ def test_what_it_cannot_answer_ends_with_3_and_one_line(
     assert says in answer.err
 
 
+def test_without_a_profile_memory_is_exact_and_the_rest_undecided(run: Any, workload: Path) -> None:
+    workload.write_text(workload.read_text().replace("model: made-up", "model: demo"))
+    answer = run("recommend", workload)
+    assert answer.status == 3
+    assert "time not measured" in answer.out
+    assert "kvplan profile demo -w" in answer.out
+
+
+def test_a_device_without_a_bundled_profile_is_planned_without_measurements(run: Any, workload: Path) -> None:
+    text = workload.read_text().replace("model: made-up", "model: demo\ndevice: No Such Device")
+    workload.write_text(text)
+    assert run("recommend", workload).status == 3
+
+
 def test_profiles_of_two_devices_are_not_mixed(
     run: Any, workload: Path, profile: Path, tmp_path: Path, make: Any
 ) -> None:

@@ -84,10 +84,16 @@ def test_every_remedy_works(make: Any) -> None:
     assert make_plan(still_small, make.model(), evidence).outcome is Outcome.NOTHING_FITS
 
 
-def test_fewer_sessions_is_a_remedy_for_time(make: Any) -> None:
-    made = plan(make, memory_bytes=1 << 30, target=Target(concurrency=32, tpot_ms={95: 13.0}))
-    assert [remedy.kind for remedy in made.remedies] == ["sessions"]
-    assert 16 <= made.remedies[0].value < 32
+def test_fewer_sessions_is_a_remedy_for_time_and_as_many_as_meet_it(make: Any) -> None:
+    workload = make.workload(memory_bytes=1 << 30, target=Target(concurrency=32, tpot_ms={95: 12.9}))
+    evidence = known(make.profile(workload))
+    made = make_plan(workload, make.model(), evidence)
+    (remedy,) = made.remedies
+    assert remedy.kind == "sessions"
+    for count, outcome in ((int(remedy.value), Outcome.QUANTIZE), (int(remedy.value) + 1, Outcome.NOTHING_FITS)):
+        fewer = replace(workload, target=Target(concurrency=count, tpot_ms={95: 12.9}))
+        found = make_plan(fewer, make.model(), evidence)
+        assert (found.outcome is outcome) or (outcome is Outcome.NOTHING_FITS and found.pick is None)
 
 
 def test_an_unmeasured_less_aggressive_setting_makes_it_undecided_and_is_named(make: Any) -> None:
