@@ -1,5 +1,6 @@
 """The decode operation, its implementations, and how far they may be from the definition."""
 
+import math
 from typing import Final, Protocol
 
 from torch import Tensor
@@ -75,5 +76,5 @@ def output_bound(query: Tensor, key: Tensor, value: Tensor, options: AttentionOp
 def _relative_bound(query: Tensor, key: Tensor, options: AttentionOptions) -> float:
     if not key.shape[1]:
         return 0.0
-    score = float(query.abs().max() * key.abs().max()) * query.shape[-1] ** 0.5 * abs(options.scale)
+    score = float(query.abs().max() * key.abs().max()) * math.sqrt(query.shape[-1]) * abs(options.scale)
     return _PROBABILITY_ERROR + _SCORE_ERROR * score
