@@ -7,7 +7,7 @@ others. Nothing is predicted beyond twice what was measured.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import Final
 
@@ -18,6 +18,7 @@ from kvplan.core.workloads import Bucket
 
 REACH: Final = 2.0
 """How far beyond the largest, or below the smallest, measured batch or length a prediction is made."""
+_USED: Final = (CellStatus.OK, CellStatus.DISTURBED)
 CELLS_MIN: Final = 2
 """Fewer cells leave none to hold out."""
 
@@ -30,7 +31,8 @@ class TimeEstimate:
         low_s: One-sided lower bound, over repeats where measured, by the held-out error where predicted.
         high_s: One-sided upper bound likewise.
         error: Of a predicted time: the worst relative error on held-out cells.
-        reason: Why there is no time, or what stands against it.
+        reason: Why there is no time.
+        disturbed: What disturbed the measurement; other work only slows, so the time is then an upper limit.
     """
 
     value_s: float | None = None
@@ -39,6 +41,7 @@ class TimeEstimate:
     evidence: Evidence = Evidence.MEASURED
     error: float | None = None
     reason: str = ""
+    disturbed: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -84,6 +87,14 @@ def _value(cell: Cell, name: str) -> float | None:
     return figure.value if figure else None
 
 
+def _with(cells: Sequence[Cell], name: str, status: CellStatus) -> list[Cell]:
+    return [cell for cell in cells if cell.status is status and _value(cell, name) is not None]
+
+
+def _disturbed(cell: Cell) -> str:
+    return (cell.reason or "other work ran") if cell.status is CellStatus.DISTURBED else ""
+
+
 def _measured(figure: Figure, percent: float, confidence: float) -> TimeEstimate:
     values = [percentile(samples, percent) for samples in figure.repeats]
     if not values:
@@ -108,32 +119,45 @@ class Timings:
     confidence: float = 0.95
 
     def tpot(self, loads: Sequence[Load], percent: float) -> TimeEstimate:
-        """Return the *percent*-th percentile of one decode step with *loads*."""
+        """Return the *percent*-th percentile of one decode step with *loads*.
+
+        Measured where a cell held these loads, else predicted; a disturbed cell's where neither can be had.
+        """
+        measured = self._measured_step(loads, percent, CellStatus.OK)
+        if measured is not None:
+            return measured
+        predicted = self._predict(loads, percent)
+        if predicted.value_s is not None:
+            return predicted
+        return self._measured_step(loads, percent, CellStatus.DISTURBED) or self._why_absent(loads, predicted)
+
+    def _measured_step(self, loads: Sequence[Load], percent: float, status: CellStatus) -> TimeEstimate | None:
         for cells, name in ((self.cells, "tpot_s"), (self.others, "tpot_16bit_s")):
-            for cell in self._good(cells, name):
+            for cell in _with(cells, name, status):
                 if _shape(cell.key.loads) == _shape(loads):
-                    return _measured(cell.figures[name], percent, self.confidence)
-        estimate = self._predict(loads, percent)
-        return estimate if estimate.value_s is not None else self._why_absent(loads, estimate)
+                    estimate = _measured(cell.figures[name], percent, self.confidence)
+                    return replace(estimate, disturbed=_disturbed(cell))
+        return None
 
     def ttft(self, buckets: Sequence[Bucket], percent: float) -> TimeEstimate:
         """Return the *percent*-th percentile of prefill and pack over requests; time spent queueing is not in it."""
+        found = [self._prompt_cell(bucket) for bucket in buckets]
         parts: list[tuple[float, tuple[tuple[float, ...], ...]]] = []
-        for bucket in buckets:
-            figure = self._prompt_figure(bucket)
-            if figure is None:
+        for bucket, cell in zip(buckets, found, strict=True):
+            if cell is None:
                 return TimeEstimate(reason=f"no cell measured a prompt of {bucket.prompt_tokens} tokens")
-            parts.append((bucket.share, figure.repeats))
+            parts.append((bucket.share, cell.figures["ttft_s"].repeats))
         values = [
             _weighted_percentile([(share, repeats[i]) for share, repeats in parts], percent)
             for i in range(min(len(repeats) for _, repeats in parts))
         ]
         low, high = median_bounds(values, self.confidence)
-        return TimeEstimate(value_s=median(values), low_s=low, high_s=high)
+        disturbed = next((text for cell in found if cell and (text := _disturbed(cell))), "")
+        return TimeEstimate(value_s=median(values), low_s=low, high_s=high, disturbed=disturbed)
 
     def shares(self, loads: Sequence[Load]) -> StepShares | None:
         """Return where a measured step's time goes; None where no cell measured these loads."""
-        for cell in self._good(self.cells, "tpot_s"):
+        for cell in _with(self.cells, "tpot_s", CellStatus.OK):
             total, attention = _value(cell, "tpot_s"), _value(cell, "decode_fused_s")
             if _shape(cell.key.loads) != _shape(loads) or not total or attention is None:
                 continue
@@ -147,16 +171,13 @@ class Timings:
             )
         return None
 
-    def _prompt_figure(self, bucket: Bucket) -> Figure | None:
-        for cell in self._good(self.cells, "ttft_s"):
-            if {load.bucket.prompt_tokens for load in cell.key.loads} == {bucket.prompt_tokens}:
-                figure = cell.figures["ttft_s"]
-                if figure.repeats:
-                    return figure
+    def _prompt_cell(self, bucket: Bucket) -> Cell | None:
+        for status in _USED:
+            for cell in _with(self.cells, "ttft_s", status):
+                prompts = {load.bucket.prompt_tokens for load in cell.key.loads}
+                if prompts == {bucket.prompt_tokens} and cell.figures["ttft_s"].repeats:
+                    return cell
         return None
-
-    def _good(self, cells: Sequence[Cell], name: str) -> list[Cell]:
-        return [cell for cell in cells if cell.status is CellStatus.OK and _value(cell, name) is not None]
 
     def _why_absent(self, loads: Sequence[Load], estimate: TimeEstimate) -> TimeEstimate:
         for cell in self.cells:
@@ -165,7 +186,8 @@ class Timings:
         return estimate
 
     def _predict(self, loads: Sequence[Load], percent: float) -> TimeEstimate:
-        cells = [cell for cell in self._good(self.cells, "tpot_s") if _value(cell, "decode_fused_s") is not None]
+        timed = _with(self.cells, "tpot_s", CellStatus.OK)
+        cells = [cell for cell in timed if _value(cell, "decode_fused_s") is not None]
         if len(cells) < CELLS_MIN:
             return TimeEstimate(reason="not measured" if not cells else "one cell is too few to predict from")
         if reason := _out_of_reach(cells, loads):

@@ -37,6 +37,8 @@ def time_verdict(quantity: Quantity, percent: int, limit_ms: float, estimate: Ti
     )
     if estimate.high_s <= limit_s:
         status, gap, reason = Status.FITS, Gap.NONE, ""
+    elif estimate.disturbed:
+        gap, reason = Gap.MISSING, f"measured while disturbed, {estimate.disturbed}"
     elif estimate.low_s > limit_s:
         status, gap = Status.OVER, Gap.NONE
         reason = f"{format_seconds(value_s)} against {format_seconds(limit_s)}"

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from kvplan.core.comparisons import Comparison, Standing
+from kvplan.core.comparisons import Comparison, FigureVerdict, Standing
 from kvplan.core.formats import FormatFacts
 from kvplan.core.latency import TimeEstimate
 from kvplan.core.plans import Option, Outcome, Plan, Quantity, Status, Verdict
@@ -20,7 +20,8 @@ from kvplan.engines.kvplan import KVPLAN, start_text
 from kvplan.report.verdict_text import change_text
 from kvplan.units import format_bytes, format_seconds
 
-WIDTH: Final = 80
+ROWS_MAX: Final = 40
+"""Of a comparison's table; a screen is for what to look at first."""
 _QUALITY: Final = (Quantity.PERPLEXITY, Quantity.KL, Quantity.FLIPS, Quantity.RETRIEVAL)
 _HEADS: Final = {
     Quantity.PERPLEXITY: "perplexity", Quantity.KL: "mean KL", Quantity.FLIPS: "flips", Quantity.RETRIEVAL: "lost keys",
@@ -106,7 +107,8 @@ def _quality_head(plan: Plan, quantity: Quantity) -> str:
 def _time_text(estimate: TimeEstimate) -> str:
     if estimate.value_s is None:
         return "-"
-    return ("~" if estimate.evidence is Evidence.PREDICTED else "") + format_seconds(estimate.value_s)
+    predicted = "~" if estimate.evidence is Evidence.PREDICTED else ""
+    return predicted + format_seconds(estimate.value_s) + ("*" if estimate.disturbed else "")
 
 
 def _quality_cell(option: Option, quantity: Quantity) -> str:
@@ -134,6 +136,8 @@ def _evidence_line(plan: Plan) -> str:
         parts.append(f"~ predicted, {100 * worst:.0f}% off at worst on held-out cells")
     if not kinds:
         parts.append("time not measured")
+    if any(option.tpot.disturbed for option in _shown(plan)):
+        parts.append("* while other work ran: an upper limit")
     scored = [option.quality for option in plan.options if option.quality]
     if scored:
         parts.append(f"quality measured, upper bounds at {100 * scored[0].confidence:g}%")
@@ -232,10 +236,28 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     table = plain_table([("", False), ("cell", False), ("figure", False), ("", False)])
     for column in table.columns[1:]:
         column.no_wrap, column.overflow = False, "fold"
-    for verdict in sorted(shown, key=lambda v: list(Standing).index(v.standing)):
-        row = (verdict.cell, verdict.figure, change_text(verdict))
-        table.add_row(str(verdict.standing), *(escape(printable(text)) for text in row))
+    order = [standing for standing in Standing if standing is not Standing.HELD] + [Standing.HELD]
+    rows = sorted(_rows(shown), key=lambda row: order.index(row[0]))
+    for standing, *texts in rows[:ROWS_MAX]:
+        table.add_row(str(standing), *(escape(printable(text)) for text in texts))
     console.print(table)
+    if len(rows) > ROWS_MAX:
+        _say(console, f"and {len(rows) - ROWS_MAX} more; --json has them all")
+
+
+def _rows(verdicts: Sequence[FigureVerdict]) -> list[tuple[Standing, str, str, str]]:
+    """Return a row a verdict; those without figures share one where standing and reason are the same."""
+    grouped: dict[tuple[Standing, str], list[FigureVerdict]] = {}
+    rows: list[tuple[Standing, str, str, str]] = []
+    for verdict in verdicts:
+        if verdict.current is None and verdict.standing is Standing.NOT_COMPARABLE:
+            grouped.setdefault((verdict.standing, verdict.reason), []).append(verdict)
+        else:
+            rows.append((verdict.standing, verdict.cell, verdict.figure, change_text(verdict)))
+    for (standing, reason), alike in grouped.items():
+        cells, figures = (list(dict.fromkeys(names)) for names in ([v.cell for v in alike], [v.figure for v in alike]))
+        rows.append((standing, cells[0] if len(cells) == 1 else f"{len(cells)} cells", ", ".join(figures), reason))
+    return rows
 
 
 def printable(text: str) -> str:

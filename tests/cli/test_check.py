@@ -96,6 +96,17 @@ def test_another_model_is_not_comparable(run: Any, profile: Path, tmp_path: Path
     assert "another model" in answer.out
 
 
+def test_what_cannot_be_compared_for_one_reason_is_one_row(
+    run: Any, profile: Path, tmp_path: Path, make: Any
+) -> None:
+    other = tmp_path / "other.json"
+    save_profile(make.profile(device=make.device(uuid="cpu-2", name="Other CPU")), other)
+    answer = run("check", other, "--baseline", profile)
+    assert answer.status == 3
+    assert answer.out.count("Other CPU") == 1
+    assert "20 cells" in answer.out
+
+
 def test_a_report_that_cannot_be_written_is_one_line(run: Any, profile: Path, tmp_path: Path) -> None:
     answer = run("check", profile, "--baseline", profile, "--junit", tmp_path / "none" / "j.xml")
     assert answer.status == 2

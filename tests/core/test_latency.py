@@ -76,11 +76,21 @@ def test_one_cell_is_too_few_to_predict_from(maker: Any) -> None:
     assert Timings(cells=()).tpot([Load(bucket=A, sequences=5)], 95).reason == "not measured"
 
 
-def test_a_disturbed_cell_counts_for_nothing_and_is_named(maker: Any) -> None:
+def test_a_disturbed_cell_stands_in_for_none_and_says_so(maker: Any) -> None:
     disturbed = replace(cell(maker, [(A, 4)]), status=CellStatus.DISTURBED, reason="steal 9%")
-    estimate = Timings(cells=(disturbed,)).tpot([Load(bucket=A, sequences=4)], 95)
+    loads = [Load(bucket=A, sequences=4)]
+    for estimate in (Timings(cells=(disturbed,)).tpot(loads, 95), Timings(cells=(disturbed,)).ttft((A,), 95)):
+        assert estimate.value_s is not None
+        assert estimate.disturbed == "steal 9%"
+    quiet = cell(maker, [(A, 4)])
+    assert Timings(cells=(disturbed, quiet)).tpot(loads, 95).disturbed == ""
+
+
+def test_a_cell_that_failed_gives_its_reason(maker: Any) -> None:
+    failed = replace(cell(maker, [(A, 4)]), status=CellStatus.FAILED, reason="boom", figures={})
+    estimate = Timings(cells=(failed,)).tpot([Load(bucket=A, sequences=4)], 95)
     assert estimate.value_s is None
-    assert "steal 9%" in estimate.reason
+    assert "boom" in estimate.reason
 
 
 def test_sixteen_bit_times_come_from_interleaved_cells_where_there_are_none(maker: Any) -> None:

@@ -145,12 +145,14 @@ def test_a_time_within_noise_of_the_target_is_not_picked_but_mentioned(maker: Ca
     assert any("bf16 block 64 may do as well" in remark for remark in made.remarks)
 
 
-def test_a_disturbed_cell_leaves_its_setting_undecided(make: Any) -> None:
+def test_other_work_only_slows_so_a_disturbed_time_can_meet_a_target_but_not_miss_it(make: Any) -> None:
     profile = make.profile()
     cells = tuple(replace(c, status=CellStatus.DISTURBED, reason="steal 20%") for c in profile.cells)
-    made = plan(make, memory_bytes=1 << 30, profile=replace(profile, cells=cells))
-    assert made.outcome is Outcome.UNDECIDED
-    assert "steal 20%" in made.sentence
+    disturbed = replace(profile, cells=cells)
+    assert picked(plan(make, memory_bytes=1 << 30, profile=disturbed)) == "bf16"
+    tight = plan(make, memory_bytes=1 << 30, profile=disturbed, target=Target(concurrency=32, tpot_ms={95: 12.0}))
+    assert tight.outcome is Outcome.UNDECIDED
+    assert "steal 20%" in tight.sentence
 
 
 def test_settings_that_no_kernel_takes_are_listed_with_the_reason(make: Any) -> None:
