@@ -17,6 +17,7 @@ _BYTES: Final = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
+_BYTES_MAX: Final = 2**63
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)\s*")
 
 
@@ -34,12 +35,13 @@ def parse_bytes(text: str | int) -> int:
     match = _QUANTITY.fullmatch(str(text))
     if match is None or (match[2] or "B") not in _BYTES:
         raise InputError(f"{text!r} is no size", hint="write it as 24GiB, 512MiB or 24GB")
-    return _positive(round(float(match[1]) * _BYTES[match[2] or "B"]), text)
+    count = float(match[1]) * _BYTES[match[2] or "B"]
+    return _positive(round(count) if count <= _BYTES_MAX else 0, text)
 
 
 def _positive(value: int, text: object) -> int:
     if value <= 0:
-        raise InputError(f"{text!r} is no size", hint="a size is above 0")
+        raise InputError(f"{text!r} is no size", hint="a size is above 0 and below 2^63 bytes")
     return value
 
 
