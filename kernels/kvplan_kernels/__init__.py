@@ -1,0 +1,1 @@
+"""How keys and values are stored, and the operations over them."""
