@@ -4,16 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import psutil
 import torch
 
 from kvplan.core.specs import ModelSpec
-from kvplan.errors import DoesNotFitError, InputError, UnsupportedModelError
+from kvplan.errors import InputError, UnsupportedModelError
 from kvplan.runtime.conversion import check_complete, converted_folder, quiet
 from kvplan.runtime.dense import LayerAttention
+from kvplan.runtime.memory import require_memory
 from kvplan.runtime.probe import probe
 from kvplan.store.models import find_model, load_model_spec
-from kvplan.units import format_bytes
 from kvplan_kernels.cache import TORCH_FLOAT
 
 _TOKENIZER_FILES: Final = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -72,12 +71,7 @@ def attach(model: Any, tokenizer: Any, spec: ModelSpec) -> LoadedModel:
 def check_memory(spec: ModelSpec, dtype: torch.dtype, *, copies: int) -> None:
     """Refuse a model whose weights, *copies* times over, exceed the memory that is available now."""
     parameters = spec.parameters or (spec.weight_bytes or 0) // 2
-    needed = int(parameters * dtype.itemsize * copies * _WORKING_SHARE)
-    available = psutil.virtual_memory().available
-    if needed > available:
-        raise DoesNotFitError(
-            f"{spec.name} needs about {format_bytes(needed)} to load, {format_bytes(available)} of memory is available"
-        )
+    require_memory(int(parameters * dtype.itemsize * copies * _WORKING_SHARE), f"loading {spec.name}")
 
 
 def _read_weights(folder: Path, dtype: torch.dtype) -> Any:

@@ -7,6 +7,7 @@ import torch
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, UnsupportedFormatError
+from kvplan.runtime.memory import require_memory
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.format import CacheFormat, UnsupportedError
 from kvplan_kernels.layout import KVLayout, ceil_div
@@ -34,11 +35,17 @@ class CachePool:
 
     A block number means the same page in every layer, so one block table serves all of them. Pages are counted: a full
     page of a shared prefix belongs to several sequences and is freed with the last.
+
+    Raises:
+        DoesNotFitError: The memory for it is not there.
+        UnsupportedFormatError: No kernel takes the format with this model and block size.
     """
 
     def __init__(self, spec: ModelSpec, form: CacheFormat, *, block_tokens: int, blocks: int, slots: int) -> None:
         self.format = form
         self.block_tokens = block_tokens
+        needed = pool_bytes(spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots)
+        require_memory(needed, f"the {form} cache of {blocks} blocks for {slots} sequences")
         self.caches = tuple(
             LayerCache.allocate(layout, blocks=blocks, slots=slots)
             for layout in layer_layouts(spec, form, block_tokens)

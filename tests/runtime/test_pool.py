@@ -1,7 +1,9 @@
 """Pages are counted, shared, copied and given back."""
 
 from collections.abc import Iterable
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from hypothesis import given, settings
@@ -121,6 +123,12 @@ def test_a_fork_that_does_not_fit_changes_nothing(copy: bool) -> None:
 
     assert pages.free_blocks == 0
     assert len(parent.blocks) == 4
+
+
+def test_a_pool_beyond_the_memory_is_refused_before_it_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
+    with pytest.raises(DoesNotFitError, match=r"the int8 cache of 1000 blocks .* needs about 12.\d MiB, 97.7 KiB"):
+        pool("int8", blocks=1000)
 
 
 def test_more_sequences_than_slots_are_refused() -> None:
