@@ -21,7 +21,7 @@ class UnsupportedError(ValueError):
 class Axis(StrEnum):
     """Which elements share a scale: channels of one token, or tokens of one channel."""
 
-    TOKEN = "token"
+    TOKEN = "token"  # noqa: S105 - of text, not of access
     CHANNEL = "channel"
 
 

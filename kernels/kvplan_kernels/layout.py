@@ -26,7 +26,7 @@ from functools import cached_property
 from math import prod
 from typing import Final
 
-from kvplan_kernels.format import METADATA_BITS, Axis, CacheFormat, Flush, FloatType, TensorFormat, UnsupportedError
+from kvplan_kernels.format import METADATA_BITS, Axis, CacheFormat, FloatType, Flush, TensorFormat, UnsupportedError
 
 LANES: Final = 16
 WORD_BITS: Final = 32

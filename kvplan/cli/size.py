@@ -25,7 +25,11 @@ def size_command(
     ),
     engine: str = typer.Option("kvplan", help="Engine whose allocator is counted."),
     context: int | None = typer.Option(
-        None, "--context", "--max-model-len", min=1, help="Tokens of a sequence; the model's own without it.",
+        None,
+        "--context",
+        "--max-model-len",
+        min=1,
+        help="Tokens of a sequence; the model's own without it.",
         show_default=False,
     ),
     kv_memory: str | None = typer.Option(None, help="Memory of the KV pool, as 4GiB.", show_default=False),

@@ -51,9 +51,7 @@ def _preferred(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return tuple(cell for cell in cold if cell.key.threads == threads)
 
 
-def assess(
-    form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, known: Measurements
-) -> Option:
+def assess(form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, known: Measurements) -> Option:
     """Return one setting with a verdict on every target.
 
     Raises:
@@ -100,9 +98,7 @@ def memory_of(
     memory_bytes = workload.memory_bytes or (known.device.memory_bytes if known.device else None)
     if memory_bytes is None:
         raise InputError("the device's memory is not known", hint="add memory: 24GiB to the workload, or give -p")
-    return MemoryModel(
-        model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes
-    )
+    return MemoryModel(model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes)
 
 
 def tpot_percent(workload: Workload) -> int:

@@ -114,7 +114,8 @@ def _failures(current: Profile, seen: set[int]) -> list[FigureVerdict]:
         FigureVerdict(
             cell=cell.key.label, figure="cell", standing=Standing.REGRESSED, reason=f"the cell failed: {cell.reason}"
         )
-        for cell in current.cells if cell.status is CellStatus.FAILED and id(cell) not in seen
+        for cell in current.cells
+        if cell.status is CellStatus.FAILED and id(cell) not in seen
     ]
 
 
@@ -173,9 +174,7 @@ def _exact(name: str, cell: Cell, base: Cell) -> FigureVerdict:
     return replace(verdict, current=ours.value, standing=Standing.REGRESSED if worse else Standing.HELD)
 
 
-def _time(
-    name: str, reference: str, cell: Cell, base: Cell, obstacle: str, margin: float
-) -> FigureVerdict | Rise:
+def _time(name: str, reference: str, cell: Cell, base: Cell, obstacle: str, margin: float) -> FigureVerdict | Rise:
     verdict = FigureVerdict(cell=base.key.label, figure=name, standing=Standing.HELD, unit=f"of {reference}")
     if obstacle:
         return replace(verdict, standing=Standing.NOT_COMPARABLE, reason=obstacle)

@@ -67,13 +67,9 @@ def _bytes_verdict(cell: Cell, limit: int, blank: FigureVerdict) -> FigureVerdic
     return replace(verdict, current=figure.value, standing=standing)
 
 
-def _sessions_verdict(
-    cell: Cell, current: Profile, budget: Budget, limit: int, blank: FigureVerdict
-) -> FigureVerdict:
+def _sessions_verdict(cell: Cell, current: Profile, budget: Budget, limit: int, blank: FigureVerdict) -> FigureVerdict:
     total = sum(load.sequences for load in cell.key.loads)
-    buckets: tuple[Bucket, ...] = tuple(
-        replace(load.bucket, share=load.sequences / total) for load in cell.key.loads
-    )
+    buckets: tuple[Bucket, ...] = tuple(replace(load.bucket, share=load.sequences / total) for load in cell.key.loads)
     assert budget.memory_bytes is not None
     workload = Workload(
         model=current.model.name, buckets=buckets, target=Target(concurrency=total), memory_bytes=budget.memory_bytes,

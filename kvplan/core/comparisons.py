@@ -100,9 +100,7 @@ def decide(verdicts: Sequence[FigureVerdict | Suspect]) -> tuple[FigureVerdict, 
     """Return all verdicts, the suspects decided together."""
     suspects = [verdict for verdict in verdicts if isinstance(verdict, Suspect)]
     corrected = iter(holm([suspect.p_value for suspect in suspects]))
-    return tuple(
-        _settle(verdict, next(corrected)) if isinstance(verdict, Suspect) else verdict for verdict in verdicts
-    )
+    return tuple(_settle(verdict, next(corrected)) if isinstance(verdict, Suspect) else verdict for verdict in verdicts)
 
 
 def _settle(suspect: Suspect, p_value: float) -> FigureVerdict:

@@ -29,27 +29,41 @@ class FigureSpec:
 
 
 _ALL: Final = (
-    FigureSpec("allocated_bytes_per_sequence", "bytes", FigureKind.EXACT,
-               "cache of one sequence at full length, all layers, as allocated (mean over the cell's sequences)"),
-    FigureSpec("logical_bytes_per_sequence", "bytes", FigureKind.EXACT,
-               "geometry times format for the same sequence"),
+    FigureSpec(
+        "allocated_bytes_per_sequence",
+        "bytes",
+        FigureKind.EXACT,
+        "cache of one sequence at full length, all layers, as allocated (mean over the cell's sequences)",
+    ),
+    FigureSpec("logical_bytes_per_sequence", "bytes", FigureKind.EXACT, "geometry times format for the same sequence"),
     FigureSpec("cache_bytes", "bytes", FigureKind.EXACT, "all tensors of the cell's cache, as allocated"),
     FigureSpec("read_bytes_per_step", "bytes", FigureKind.EXACT, "cache bytes that one decode step reads"),
     FigureSpec("prefill_s", "s", FigureKind.INFO, "16-bit prefill of one prompt through the model"),
     FigureSpec("pack_s", "s", FigureKind.TIME, "quantizing one prompt's K and V into pages, all layers", "prefill_s"),
     FigureSpec("ttft_s", "s", FigureKind.TIME, "prefill and pack of one prompt", "prefill_s"),
     FigureSpec("append_s", "s", FigureKind.INFO, "appending one token to every sequence, all layers; flushes included"),
-    FigureSpec("decode_fused_s", "s", FigureKind.TIME,
-               "attention of one step, all layers, fused kernel", "decode_16bit_s"),
-    FigureSpec("decode_16bit_s", "s", FigureKind.INFO,
-               "the same by the best 16-bit kernel, interleaved sample by sample"),
-    FigureSpec("decode_unfused_s", "s", FigureKind.TIME,
-               "the same by dequantizing to a temporary and attending to it", "decode_16bit_s"),
+    FigureSpec(
+        "decode_fused_s", "s", FigureKind.TIME, "attention of one step, all layers, fused kernel", "decode_16bit_s"
+    ),
+    FigureSpec(
+        "decode_16bit_s", "s", FigureKind.INFO, "the same by the best 16-bit kernel, interleaved sample by sample"
+    ),
+    FigureSpec(
+        "decode_unfused_s",
+        "s",
+        FigureKind.TIME,
+        "the same by dequantizing to a temporary and attending to it",
+        "decode_16bit_s",
+    ),
     FigureSpec("tpot_s", "s", FigureKind.TIME, "one decode step of the real model, all sequences", "tpot_16bit_s"),
     FigureSpec("tpot_16bit_s", "s", FigureKind.INFO, "the same with a 16-bit cache, interleaved"),
     FigureSpec("quantize_share", "share", FigureKind.INFO, "append_s over tpot_s"),
-    FigureSpec("dequantize_share", "share", FigureKind.INFO,
-               "part of tpot_s that decode_fused_s spends above reading its bytes at the measured bandwidth"),
+    FigureSpec(
+        "dequantize_share",
+        "share",
+        FigureKind.INFO,
+        "part of tpot_s that decode_fused_s spends above reading its bytes at the measured bandwidth",
+    ),
     FigureSpec("read_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "the machine's, same threads, same process"),
     FigureSpec("achieved_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "read_bytes_per_step over decode_fused_s"),
     FigureSpec("process_peak_bytes", "bytes", FigureKind.INFO, "peak resident memory of the measuring process"),

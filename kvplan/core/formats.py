@@ -92,7 +92,8 @@ def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
     unsupported = ""
     try:
         layouts = (
-            [layer.layout(form, block_tokens, model.float_type) for layer in model.layers] if model
+            [layer.layout(form, block_tokens, model.float_type) for layer in model.layers]
+            if model
             else [_reference_layout(form, block_tokens)]
         )
     except UnsupportedError as error:
@@ -113,6 +114,9 @@ def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
 
 def _reference_layout(form: CacheFormat, block_tokens: int) -> KVLayout:
     return KVLayout(
-        format=form, kv_heads=1, head_dim=REFERENCE_HEAD_DIM, block_tokens=block_tokens,
+        format=form,
+        kv_heads=1,
+        head_dim=REFERENCE_HEAD_DIM,
+        block_tokens=block_tokens,
         float_type=form.float_type or FloatType.BF16,
     )

@@ -62,7 +62,8 @@ class StepShares:
 def mix(buckets: Sequence[Bucket], concurrency: int) -> tuple[Load, ...]:
     """Return the loads of a workload at *concurrency*."""
     return tuple(
-        Load(bucket=bucket, sequences=bucket.sequences(concurrency)) for bucket in buckets
+        Load(bucket=bucket, sequences=bucket.sequences(concurrency))
+        for bucket in buckets
         if bucket.sequences(concurrency)
     )
 
@@ -196,15 +197,23 @@ class Timings:
             abs(_step_s(cells[:i] + cells[i + 1 :], cell.key.loads) / _known(cell, "tpot_s") - 1)
             for i, cell in enumerate(cells)
         )
-        tail = median(
-            percentile([s for samples in cell.figures["tpot_s"].repeats for s in samples], percent)
-            / _known(cell, "tpot_s")
-            for cell in cells if cell.figures["tpot_s"].repeats
-        ) if all(cell.figures["tpot_s"].repeats for cell in cells) else 1.0
+        tail = (
+            median(
+                percentile([s for samples in cell.figures["tpot_s"].repeats for s in samples], percent)
+                / _known(cell, "tpot_s")
+                for cell in cells
+                if cell.figures["tpot_s"].repeats
+            )
+            if all(cell.figures["tpot_s"].repeats for cell in cells)
+            else 1.0
+        )
         value = _step_s(cells, loads) * tail
         return TimeEstimate(
-            value_s=value, low_s=value * max(0.0, 1 - error), high_s=value * (1 + error),
-            evidence=Evidence.PREDICTED, error=error,
+            value_s=value,
+            low_s=value * max(0.0, 1 - error),
+            high_s=value * (1 + error),
+            evidence=Evidence.PREDICTED,
+            error=error,
         )
 
 
@@ -228,9 +237,7 @@ def _out_of_reach(cells: Sequence[Cell], loads: Sequence[Load]) -> str:
 def _step_s(cells: Sequence[Cell], loads: Sequence[Load]) -> float:
     """Return one step's time predicted from *cells*."""
     attention = [(_tokens(c.key.loads), _sequences(c.key.loads), _known(c, "decode_fused_s")) for c in cells]
-    rest = [
-        (1, _sequences(c.key.loads), max(_known(c, "tpot_s") - _known(c, "decode_fused_s"), 1e-9)) for c in cells
-    ]
+    rest = [(1, _sequences(c.key.loads), max(_known(c, "tpot_s") - _known(c, "decode_fused_s"), 1e-9)) for c in cells]
     per_token, per_sequence = _fit(attention)
     fixed, per_batch = _fit(rest)
     sequences = _sequences(loads)

@@ -174,20 +174,27 @@ class MemoryModel:
         if model.parameters is None:
             raise InputError(f"{model.name} has no weights to count", hint="name a model with its weights")
         size = model.parameters * WEIGHT_BITS[kind] // 8
-        return Term("weights", size, f"{model.parameters} parameters x {WEIGHT_BITS[kind]} bits, no scales",
-                    Evidence.PREDICTED)
+        return Term(
+            "weights", size, f"{model.parameters} parameters x {WEIGHT_BITS[kind]} bits, no scales", Evidence.PREDICTED
+        )
 
     def _cache_terms(self, concurrency: int) -> tuple[Term, ...]:
         sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
         blocks = self.pool_blocks(concurrency)
         entry, pair = BLOCK_TABLE_ENTRY_BYTES, _SEQUENCE_ENTRY_BYTES
         return (
-            Term("pages", blocks * self.block_bytes,
-                 f"{blocks} blocks of {self.block_tokens} tokens x {self.block_bytes} B in all layers"),
+            Term(
+                "pages",
+                blocks * self.block_bytes,
+                f"{blocks} blocks of {self.block_tokens} tokens x {self.block_bytes} B in all layers",
+            ),
             Term("residual", sequences * self.ring_bytes, f"{sequences} sequences x {self.ring_bytes} B in 16 bits"),
             Term("sinks", sequences * self.sink_bytes, f"{sequences} sequences x {self.sink_bytes} B in 16 bits"),
-            Term("block tables", sequences * (blocks * entry + pair),
-                 f"{sequences} sequences x ({blocks} blocks x {entry} B + {pair} B)"),
+            Term(
+                "block tables",
+                sequences * (blocks * entry + pair),
+                f"{sequences} sequences x ({blocks} blocks x {entry} B + {pair} B)",
+            ),
         )
 
     def _working_terms(self, concurrency: int) -> tuple[Term, ...]:
@@ -196,13 +203,24 @@ class MemoryModel:
         tokens = max(self._chunk_tokens(), sequences)
         state = model.query_heads * (max(layer.head_dim for layer in model.layers) + 2)
         return (
-            Term("activations", activation_bytes(model, tokens),
-                 f"{tokens} tokens x 16 bits x ({2 + _MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
-                 Evidence.PREDICTED),
-            Term("logits", sequences * model.vocab_size * 6,
-                 f"{sequences} sequences x {model.vocab_size} tokens x (16 + 32 bits)", Evidence.PREDICTED),
-            Term("attention workspace", sequences * state * 4,
-                 f"{sequences} sequences x query heads x (head size + 2) x 32 bits", Evidence.PREDICTED),
+            Term(
+                "activations",
+                activation_bytes(model, tokens),
+                f"{tokens} tokens x 16 bits x ({2 + _MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
+                Evidence.PREDICTED,
+            ),
+            Term(
+                "logits",
+                sequences * model.vocab_size * 6,
+                f"{sequences} sequences x {model.vocab_size} tokens x (16 + 32 bits)",
+                Evidence.PREDICTED,
+            ),
+            Term(
+                "attention workspace",
+                sequences * state * 4,
+                f"{sequences} sequences x query heads x (head size + 2) x 32 bits",
+                Evidence.PREDICTED,
+            ),
         )
 
     def _chunk_tokens(self) -> int:

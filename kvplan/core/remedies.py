@@ -80,9 +80,7 @@ def _shorter_context(
     return _remedy("context", text, percent / 100, option)
 
 
-def _more_memory(
-    options: Sequence[Option], workload: Workload, model: ModelSpec, known: Measurements
-) -> Remedy | None:
+def _more_memory(options: Sequence[Option], workload: Workload, model: ModelSpec, known: Measurements) -> Remedy | None:
     if not options:
         return None
     option = min(options, key=lambda o: o.memory.need_bytes)

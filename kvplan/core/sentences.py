@@ -151,4 +151,3 @@ def _known_quality(pick: Option) -> str:
         return ", and quality was not measured"
     increase = quality_text(Quantity.PERPLEXITY, pick.quality.perplexity_increase.estimate)
     return f"; perplexity changes by {increase} with {pick.label}"
-

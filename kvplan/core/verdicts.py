@@ -19,8 +19,13 @@ def memory_verdict(memory: MemoryPlan) -> Verdict:
     need, limit = memory.need_bytes, memory.limit_bytes
     reason = "" if memory.fits else f"needs {format_bytes(need)}, {format_bytes(limit)} may be used"
     return Verdict(
-        quantity=Quantity.MEMORY, status=Status.FITS if memory.fits else Status.OVER, limit=limit, value=need,
-        bound=need, evidence=Evidence.EXACT, reason=reason,
+        quantity=Quantity.MEMORY,
+        status=Status.FITS if memory.fits else Status.OVER,
+        limit=limit,
+        value=need,
+        bound=need,
+        evidence=Evidence.EXACT,
+        reason=reason,
     )
 
 
@@ -29,11 +34,17 @@ def time_verdict(quantity: Quantity, percent: int, limit_ms: float, estimate: Ti
     limit_s, value_s = limit_ms / 1000, estimate.value_s
     if value_s is None:
         return Verdict(
-            quantity=quantity, status=Status.UNDECIDED, limit=limit_s, percent=percent, gap=Gap.MISSING,
+            quantity=quantity,
+            status=Status.UNDECIDED,
+            limit=limit_s,
+            percent=percent,
+            gap=Gap.MISSING,
             reason=estimate.reason,
         )
-    status, gap, reason = Status.UNDECIDED, Gap.SPREAD, (
-        f"{format_seconds(estimate.low_s)} to {format_seconds(estimate.high_s)} against {format_seconds(limit_s)}"
+    status, gap, reason = (
+        Status.UNDECIDED,
+        Gap.SPREAD,
+        (f"{format_seconds(estimate.low_s)} to {format_seconds(estimate.high_s)} against {format_seconds(limit_s)}"),
     )
     if estimate.high_s <= limit_s:
         status, gap, reason = Status.FITS, Gap.NONE, ""
@@ -43,15 +54,23 @@ def time_verdict(quantity: Quantity, percent: int, limit_ms: float, estimate: Ti
         status, gap = Status.OVER, Gap.NONE
         reason = f"{format_seconds(value_s)} against {format_seconds(limit_s)}"
     return Verdict(
-        quantity=quantity, status=status, limit=limit_s, value=value_s, bound=estimate.high_s, percent=percent,
-        evidence=estimate.evidence, gap=gap, reason=reason,
+        quantity=quantity,
+        status=status,
+        limit=limit_s,
+        value=value_s,
+        bound=estimate.high_s,
+        percent=percent,
+        evidence=estimate.evidence,
+        gap=gap,
+        reason=reason,
     )
 
 
 def quality_verdicts(budget: QualityBudget, quality: QualityBounds | None, quantized: bool) -> tuple[Verdict, ...]:
     """Return a verdict for each limit of the budget; 16 bits is what is compared with, and costs nothing."""
     return tuple(
-        _quality_verdict(quantity, limit, bound, measured=quality is not None) if quantized
+        _quality_verdict(quantity, limit, bound, measured=quality is not None)
+        if quantized
         else Verdict(quantity=quantity, status=Status.FITS, limit=limit, value=0.0, bound=0.0, evidence=Evidence.EXACT)
         for quantity, limit, bound in _quality_limits(budget, quality)
     )

@@ -4,9 +4,7 @@ from typing import Final
 
 from kvplan.engines.engine import Engine
 
-KVPLAN: Final = Engine(
-    name="kvplan", allocator="kvplan's runtime", default_format="bf16", default_block_tokens=64
-)
+KVPLAN: Final = Engine(name="kvplan", allocator="kvplan's runtime", default_format="bf16", default_block_tokens=64)
 
 
 def start_text(form: str, block_tokens: int, *, blocks: int, slots: int) -> str:

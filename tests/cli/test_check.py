@@ -21,8 +21,9 @@ def made_worse(profile: Profile, what: str) -> Profile:
     cell, quality = profile.cells[-1], profile.quality[-1]
     figures = dict(cell.figures)
     if what == "capacity":
-        figures["allocated_bytes_per_sequence"] = Figure.exact("bytes", (cell.figures[
-            "allocated_bytes_per_sequence"].value or 0) + 64)
+        figures["allocated_bytes_per_sequence"] = Figure.exact(
+            "bytes", (cell.figures["allocated_bytes_per_sequence"].value or 0) + 64
+        )
     elif what == "time":
         repeats = tuple(tuple(s * 1.25 for s in samples) for samples in figures["decode_fused_s"].repeats)
         figures["decode_fused_s"] = Figure.measured("s", repeats)
@@ -96,9 +97,7 @@ def test_another_model_is_not_comparable(run: Any, profile: Path, tmp_path: Path
     assert "another model" in answer.out
 
 
-def test_what_cannot_be_compared_for_one_reason_is_one_row(
-    run: Any, profile: Path, tmp_path: Path, make: Any
-) -> None:
+def test_what_cannot_be_compared_for_one_reason_is_one_row(run: Any, profile: Path, tmp_path: Path, make: Any) -> None:
     other = tmp_path / "other.json"
     save_profile(make.profile(device=make.device(uuid="cpu-2", name="Other CPU")), other)
     answer = run("check", other, "--baseline", profile)

@@ -60,9 +60,7 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--memory", "8GiB", "--gpu-memory-utilization", "3"], 2, "--memory-utilization"),
     ],
 )
-def test_what_it_cannot_count_is_one_line(
-    run: Any, config: Path, options: list[str], status: int, says: str
-) -> None:
+def test_what_it_cannot_count_is_one_line(run: Any, config: Path, options: list[str], status: int, says: str) -> None:
     answer = run("size", config, *options)
     assert answer.status == status
     assert answer.out == ""

@@ -191,7 +191,9 @@ def worse_quality(profile: Profile, form: str, **factors: float) -> Profile:
         if quality.key.format == form:
             documents = tuple(
                 replace(
-                    d, nll=d.nll_16bit + (d.nll - d.nll_16bit) * factors.get("nll", 1), kl=d.kl * factors.get("kl", 1),
+                    d,
+                    nll=d.nll_16bit + (d.nll - d.nll_16bit) * factors.get("nll", 1),
+                    kl=d.kl * factors.get("kl", 1),
                     flips=round(d.flips * factors.get("flips", 1)),
                 )
                 for d in documents

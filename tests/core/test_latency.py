@@ -62,9 +62,7 @@ def test_the_error_of_a_prediction_is_that_of_held_out_cells(maker: Any) -> None
 
 
 @pytest.mark.parametrize("loads", [[(A, 17)], [(A, 1)], [(replace(A, prompt_tokens=5000), 4)]])
-def test_nothing_is_predicted_beyond_twice_what_was_measured(
-    maker: Any, loads: list[tuple[Bucket, int]]
-) -> None:
+def test_nothing_is_predicted_beyond_twice_what_was_measured(maker: Any, loads: list[tuple[Bucket, int]]) -> None:
     known = timings(maker, [(A, 4)], [(B, 4)], [(A, 8)])
     estimate = known.tpot([Load(bucket=bucket, sequences=n) for bucket, n in loads], 95)
     assert estimate.value_s is None

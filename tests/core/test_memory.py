@@ -25,7 +25,10 @@ def memory(
     some = buckets or (Bucket(name="a", prompt_tokens=100, generate_tokens=30),)
     workload = Workload(model="made-up", buckets=some, target=Target(concurrency=4), memory_utilization=1.0)
     return MemoryModel(
-        model=MODEL, workload=replace(workload, **changes), form=parse(form), block_tokens=block_tokens,  # type: ignore[arg-type]
+        model=MODEL,
+        workload=replace(workload, **changes),
+        form=parse(form),
+        block_tokens=block_tokens,  # type: ignore[arg-type]
         memory_bytes=memory_bytes,
     )
 

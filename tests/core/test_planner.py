@@ -71,7 +71,8 @@ def test_every_remedy_works(make: Any) -> None:
         workload,
         buckets=tuple(
             replace(
-                b, prompt_tokens=int(b.prompt_tokens * remedies["context"].value),
+                b,
+                prompt_tokens=int(b.prompt_tokens * remedies["context"].value),
                 generate_tokens=int(b.generate_tokens * remedies["context"].value),
             )
             for b in workload.buckets
@@ -113,7 +114,8 @@ def test_an_unmeasured_setting_that_does_not_fit_into_memory_decides_nothing(mak
     workload = make.workload(memory_bytes=120 * MIB)
     profile = make.profile(workload)
     without = replace(
-        profile, cells=tuple(c for c in profile.cells if c.key.format not in ("int8", "bf16")),
+        profile,
+        cells=tuple(c for c in profile.cells if c.key.format not in ("int8", "bf16")),
         quality=tuple(q for q in profile.quality if q.key.format != "int8"),
     )
     assert picked(make_plan(workload, make.model(), known(without))) == "k8v4"
@@ -212,7 +214,9 @@ def test_a_pick_meets_everything_and_nothing_milder_does(
         Bucket(name="long", prompt_tokens=1800, generate_tokens=128, share=0.3),
     )
     workload: Workload = make.workload(
-        memory_bytes=mebibytes * MIB, buckets=buckets, target=Target(concurrency=concurrency, tpot_ms={95: tpot_ms}),
+        memory_bytes=mebibytes * MIB,
+        buckets=buckets,
+        target=Target(concurrency=concurrency, tpot_ms={95: tpot_ms}),
         quality=QualityBudget(max_perplexity_increase=increase),
     )
     made = make_plan(workload, make.model(), known(make.profile(make.workload())))

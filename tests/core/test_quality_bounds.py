@@ -7,15 +7,26 @@ from kvplan.core.records import DocumentScore, Quality, QualityKey, RetrievalTri
 from kvplan.core.workloads import Prefill
 
 KEY = QualityKey(
-    model_digest="m", format="int4", block_tokens=64, prefill=Prefill.EXACT, chunk_tokens=32, data_digest="d",
-    kernel="cpu/portable", kvplan_version="0.1.0",
+    model_digest="m",
+    format="int4",
+    block_tokens=64,
+    prefill=Prefill.EXACT,
+    chunk_tokens=32,
+    data_digest="d",
+    kernel="cpu/portable",
+    kvplan_version="0.1.0",
 )
 
 
 def document(positions: int, *, nll: float = 0.0, kl: float = 0.0, flips: int = 0) -> DocumentScore:
     return DocumentScore(
-        positions=positions, quantized_positions=positions, nll_16bit=2.0 * positions, nll=2.0 * positions + nll,
-        kl=kl, flips=flips, kl_values=(kl / positions,) * positions,
+        positions=positions,
+        quantized_positions=positions,
+        nll_16bit=2.0 * positions,
+        nll=2.0 * positions + nll,
+        kl=kl,
+        flips=flips,
+        kl_values=(kl / positions,) * positions,
     )
 
 

@@ -11,9 +11,7 @@ HOSTILE = "a|b <script>alert(1)</script> `x` [l](http://e) *y*\n# head\x1b[31m\u
 
 
 def comparison(text: str) -> Comparison:
-    verdicts = tuple(
-        FigureVerdict(cell=text, figure="tpot_s", standing=standing, reason=text) for standing in Standing
-    )
+    verdicts = tuple(FigureVerdict(cell=text, figure="tpot_s", standing=standing, reason=text) for standing in Standing)
     return Comparison(verdicts, text, 0.1)
 
 
