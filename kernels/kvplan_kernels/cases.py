@@ -36,6 +36,8 @@ class Data(StrEnum):
     """All scores are hundreds below 0."""
     DENORMAL = "denormal"
     """Keys and values are under the least normal number of bf16."""
+    EXTREME = "extreme"
+    """Nearly all codes and operands are the largest there are: what sums may overflow."""
 
 
 class QueryType(StrEnum):
@@ -120,7 +122,7 @@ class Case:
 
 
 _FAMILIES: Final = ("", "kivi-", "kivi-paper-", "whole")
-_LENGTHS: Final = ("one", "block", "residual", "sinks", "ragged", "ragged", "long", "long")
+_LENGTHS: Final = ("one", "block", "residual", "sinks", "ragged", "ragged", "long", "long", "crowd")
 _PARAMETERS: Final[dict[str, tuple[object, ...]]] = {  # A value that stands here twice is taken twice as often.
     "family": _FAMILIES,
     "key_bits": KEY_VALUE_BITS,
@@ -190,6 +192,7 @@ def _lengths(pattern: object, form: CacheFormat, block: int) -> tuple[int, ...]:
         "sinks": (max(1, sinks - 1), max(1, sinks), sinks + 1),
         "ragged": (2, held + 2 * block + 5, 0, held // 2 + 1),
         "long": (held + 4 * block + 37,),
+        "crowd": tuple(row * (5 * (held + block) // 13) % (held + block) for row in range(1, 15)),
     }[str(pattern)]
 
 

@@ -113,6 +113,11 @@ def _tensors(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
             key, query = -(8 + key / 4), 4 + query.abs()
         case Data.DENORMAL:
             key, value = key * 1e-39, value * 1e-39
+        case Data.EXTREME:
+            token, channel = torch.arange(shape[0])[:, None, None], torch.arange(shape[2])
+            least = (token % 32 == 5) | (channel % 32 == 3)
+            key, value = (torch.where(least, -1.0, 1.0).expand(shape).contiguous() for _ in range(2))
+            query = torch.ones_like(query)
     dtype = QUERY_TYPE[case.query_type]
     return key.to(dtype), value.to(dtype), query.to(dtype)
 

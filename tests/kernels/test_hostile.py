@@ -3,6 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -151,17 +152,81 @@ def test_zeros_are_no_division(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_scores_far_below_zero_do_not_vanish(
-    name: str, variants: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("sign", [-1.0, 1.0])
+def test_huge_scores_neither_vanish_nor_overflow(
+    name: str, sign: float, variants: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, query = torch.full((200, 2, 64), -100.0), torch.full((1, 1, 4, 64), 100.0)
+    key, query = torch.full((200, 2, 64), 100.0 * sign), torch.full((1, 1, 4, 64), 100.0)
     value = normal(200, 2, 64, seed=2)
     cache, batch, _ = held(layout_of(name), key, value)
-    definition = decode(cache, batch, query, OPTIONS, sink_logits=torch.full((4,), -80_000.0))
+    logits = torch.full((4,), 80_000.0 * sign)
+    definition = decode(cache, batch, query, OPTIONS, sink_logits=logits)
     for variant in variants:
         monkeypatch.setenv(VARIANT, variant)
-        found = decode_cpu.decode(cache, batch, query, OPTIONS, sink_logits=torch.full((4,), -80_000.0))
+        found = decode_cpu.decode(cache, batch, query, OPTIONS, sink_logits=logits)
         torch.testing.assert_close(found.output, definition.output, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("number", [torch.nan, torch.inf])
+def test_a_query_that_is_no_number_leaves_the_others_alone(
+    name: str, number: float, variants: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache, batch, _ = held(layout_of(name), normal(200, 2, 64, seed=1), normal(200, 2, 64, seed=2))
+    query = normal(1, 3, 4, 64, seed=3)
+    definition = decode(cache, batch, query, OPTIONS).output
+    query[0, 1, 2, 9] = number
+    for variant in variants:
+        monkeypatch.setenv(VARIANT, variant)
+        found = decode_cpu.decode(cache, batch, query, OPTIONS).output
+        assert found[0, 1, 2].isnan().all()
+        found[0, 1, 2] = definition[0, 1, 2]
+        torch.testing.assert_close(found, definition, rtol=0, atol=0.01)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("part", ["key", "value"])
+def test_a_poisoned_newest_token_reaches_only_the_query_that_sees_it(
+    name: str, part: str, variants: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    length = 288  # whole groups of every format
+    key, value = normal(length, 2, 64, seed=1), normal(length, 2, 64, seed=2)
+    {"key": key, "value": value}[part][-1] = torch.nan
+    cache, batch, _ = held(layout_of(name), key, value)
+    query = normal(1, 32, 4, 64, seed=3)
+    behind = 0 if name != "kivi-k2v4-g32" or part == "value" else 31  # its last group of keys is poisoned whole
+    positions = (torch.arange(32, dtype=torch.int32) + length - 32 - behind)[None]
+    positions[0, -1] = length - 1
+    definition = decode(cache, batch, query, OPTIONS, positions=positions).output
+    assert definition[0, :-1].isfinite().all()
+    assert definition[0, -1].isnan().any()
+    for variant in variants:
+        monkeypatch.setenv(VARIANT, variant)
+        found = decode_cpu.decode(cache, batch, query, OPTIONS, positions=positions).output
+        assert torch.equal(found.isnan(), definition.isnan())
+        torch.testing.assert_close(found, definition, rtol=0, atol=0.02, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", ["int8", "kivi-k4v2-g32-r16"])
+def test_pages_beyond_two_gibibytes_are_reached(
+    name: str, variants: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = KVLayout(format=parse(name), kv_heads=8, head_dim=256, block_tokens=256)
+    blocks = 2**32 // layout.page_bytes + 3
+    pages = torch.from_numpy(np.zeros((blocks, layout.page_bytes), np.uint8))  # mapped, not touched
+    slot = torch.zeros(1, layout.ring_bytes, dtype=torch.uint8)
+    cache = LayerCache(layout=layout, pages=pages, ring=slot, sinks=torch.zeros(1, 0, dtype=torch.uint8))
+    batch = Batch(block_tables=int32(blocks - 1, 1)[None], slots=int32(0), lengths=int32(0))
+    key, value, query = normal(300, 8, 256, seed=1), normal(300, 8, 256, seed=2), normal(1, 1, 8, 256, seed=3)
+    for variant in variants:
+        monkeypatch.setenv(VARIANT, variant)
+        append_cpu.append(cache, batch, key, value, int32(300))
+        definition = decode(cache, batch.after(int32(300)), query, AttentionOptions(scale=0.06))
+        found = decode_cpu.decode(cache, batch.after(int32(300)), query, AttentionOptions(scale=0.06))
+        torch.testing.assert_close(found.output, definition.output, rtol=0, atol=0.01)
+        dense = dequantize_cpu.dequantize(cache, batch.after(int32(300)))
+        assert torch.equal(dense[0], dequantize(cache, batch.after(int32(300)))[0])
+    assert pages[-1].any()
 
 
 @pytest.mark.parametrize("logit", [-1e4, 0.0, 30.0, 1e4])
