@@ -43,12 +43,12 @@ def check_decode(ops: Ops, layout: KVLayout, query_heads: int) -> None:
 
 def _format_error(layout: KVLayout, query: torch.Tensor, expected: torch.Tensor) -> float:
     """Return how far quantizing alone moves the output."""
-    key, value = (tensor.float().transpose(0, 1) for tensor in synthetic(layout, max(g.tokens for g in GROUPS)))
     ratio, total = query.shape[2] // layout.kv_heads, 0.0
     lengths = [group.tokens for group in GROUPS for _ in range(group.sequences)]
     for row, tokens in enumerate(lengths):
+        key, value = (tensor.float().transpose(0, 1) for tensor in synthetic(layout, tokens))
         folded = query[row, 0].float().view(layout.kv_heads, ratio, layout.head_dim)
-        weights = (folded @ key[:, :tokens].transpose(1, 2) * layout.head_dim**-0.5).softmax(-1)
-        exact = (weights @ value[:, :tokens]).flatten(0, 1)
+        weights = (folded @ key.transpose(1, 2) * layout.head_dim**-0.5).softmax(-1)
+        exact = (weights @ value).flatten(0, 1)
         total += float((expected[row, 0] - exact).square().sum())
     return sqrt(total)

@@ -61,7 +61,11 @@ def main() -> None:
         answers.write(ENCODER.encode(message).decode() + "\n")
         answers.flush()
 
-    job = msgspec.json.decode(sys.stdin.buffer.read(), type=Job)
+    answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Job), report)
+
+
+def answer(job: Job, report: Report) -> None:
+    """Run *job*; what is to be told to the user is a message like others."""
     try:
         run(job, report)
     except KvplanError as error:

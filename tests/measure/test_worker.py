@@ -1,0 +1,240 @@
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from kvplan.core.figures import FIGURES
+from kvplan.core.records import CellKey, CellStatus
+from kvplan.core.specs import ModelSpec
+from kvplan.core.workloads import Bucket, Prefill, Target, Workload
+from kvplan.measure import worker
+from kvplan.measure.cells import Setting, exact_figures, plan_cells
+from kvplan.measure.device import CpuDevice
+from kvplan.measure.jobs import DECODER, Effort, Job, Measured, Message, Refused, Started
+from kvplan.measure.launch import WorkerDiedError, launch
+from kvplan.runtime.ops import Kernel
+from kvplan.store.models import load_model_spec
+
+EFFORT = Effort(kernel_samples=4, kernel_budget_s=1.0, step_samples=3, step_budget_s=2.0)
+FORMATS = ("bf16", "int8", "kivi-k4v4-g32-r32")
+OF_EVERY_CELL = {
+    "decode_fused_s", "decode_16bit_s", "append_s", "tpot_s", "tpot_16bit_s", "quantize_share",
+    "achieved_bandwidth_bytes_per_s", "process_peak_bytes",
+}  # fmt: skip
+
+
+class SmallCache(CpuDevice):
+    """The processor, but with a cache that buffers outgrow at once."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self._info = replace(self._info, last_level_cache_bytes=2**20)
+
+
+@pytest.fixture(scope="module")
+def spec() -> ModelSpec:
+    return load_model_spec("demo")
+
+
+@pytest.fixture
+def job(spec: ModelSpec) -> Job:
+    buckets = (
+        Bucket(name="chat", prompt_tokens=80, generate_tokens=10, share=0.6),
+        Bucket(name="long", prompt_tokens=150, generate_tokens=4, share=0.4),
+    )
+    workload = Workload(model="demo", buckets=buckets, target=Target(concurrency=3))
+    setting = Setting(
+        device_uuid="cpu-1", threads=1, kernel="reference", prefill=Prefill.EXACT, cache_bytes=2**30
+    )  # fmt: skip
+    grid = plan_cells(workload, spec, setting, formats=FORMATS, block_tokens=(32,))
+    return Job(
+        model="demo", spec=spec, has_weights=True, device="cpu", kernel=Kernel.REFERENCE, threads=1,
+        prefill=Prefill.EXACT, max_batched_tokens=64, effort=EFFORT, groups=grid.groups,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Callable[[Job], list[Message]]:
+    def go(job: Job) -> list[Message]:
+        found: list[Message] = []
+        worker.run(job, found.append)
+        return found
+
+    monkeypatch.setattr(worker, "open_device", SmallCache)
+    return go
+
+
+def cells(messages: list[Message]) -> dict[CellKey, Measured]:
+    return {message.key: message for message in messages if isinstance(message, Measured)}
+
+
+def test_a_repeat_of_the_demo_model_has_every_figure_or_the_reason(
+    run: Callable[[Job], list[Message]], job: Job, spec: ModelSpec
+) -> None:
+    messages = run(job)
+
+    assert isinstance(messages[0], Started)
+    assert messages[0].base["model_resident_bytes"][0] > 0
+    found = cells(messages)
+    assert list(found) == [key for group in job.groups for key in group]
+    for key, message in found.items():
+        assert message.status is CellStatus.OK
+        told = set(message.figures) | set(message.missing) | set(exact_figures(key, spec))
+        assert told | {"model_resident_bytes", "read_bandwidth_bytes_per_s"} == set(FIGURES)
+        assert not set(message.figures) & set(message.missing)
+        assert set(message.figures) >= OF_EVERY_CELL
+        assert all(samples and min(samples) >= 0 for samples in message.figures.values())
+        assert len(message.figures["tpot_s"]) == 3
+        assert ("ttft_s" in message.figures) == (len(key.loads) == 1)
+        assert ("decode_unfused_s" in message.figures) == (key.format != "bf16")
+        assert message.conditions is not None
+
+
+def test_interleaved_16_bit_times_are_those_of_the_16_bit_cell(run: Callable[[Job], list[Message]], job: Job) -> None:
+    found = cells(run(replace(job, groups=job.groups[:1])))
+
+    whole = next(message for key, message in found.items() if key.format == "bf16")
+    assert all(message.figures["tpot_16bit_s"] == whole.figures["tpot_s"] for message in found.values())
+
+
+def test_appending_covers_a_flush_of_every_format(run: Callable[[Job], list[Message]], job: Job) -> None:
+    found = cells(run(replace(job, groups=job.groups[1:2])))
+
+    steps = {key.format: len(message.figures["append_s"]) for key, message in found.items()}
+    assert steps == {"bf16": 9, "int8": 9, "kivi-k4v4-g32-r32": 40}
+
+
+def test_later_chunks_that_read_the_cache_are_in_the_time_to_the_first_token(
+    run: Callable[[Job], list[Message]], job: Job
+) -> None:
+    chunked = replace(job, groups=job.groups[2:], prefill=Prefill.THROUGH_CACHE)
+
+    found = cells(run(chunked))
+
+    for message in found.values():
+        assert message.figures["ttft_s"] != message.figures["prefill_s"]
+        assert len(message.figures["ttft_s"]) == 1
+
+
+def test_a_config_without_weights_gives_the_kernels_alone(run: Callable[[Job], list[Message]], job: Job) -> None:
+    messages = run(replace(job, has_weights=False, groups=job.groups[1:2]))
+
+    for message in cells(messages).values():
+        assert "decode_fused_s" in message.figures
+        assert "tpot_s" not in message.figures
+        assert message.missing["tpot_s"] == message.missing["ttft_s"] == "the model has no weights here"
+
+
+def test_a_cell_that_does_not_fit_beside_others_is_told_apart(
+    run: Callable[[Job], list[Message]], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = job.groups[1]
+    small = next(key for key in group if key.format == "int8")
+
+    def bench(device: object, ops: object, spec: object, keys: tuple[CellKey, ...]) -> object:
+        if small not in keys or len(keys) > 1:
+            raise MemoryError("DefaultCPUAllocator: not enough memory")
+        return real(device, ops, spec, keys)  # type: ignore[arg-type]
+
+    real = worker.KernelBench
+    monkeypatch.setattr(worker, "KernelBench", bench)
+
+    found = cells(run(replace(job, groups=(group,))))
+
+    assert {key.format: message.status for key, message in found.items()} == {
+        "bf16": CellStatus.OUT_OF_MEMORY,
+        "int8": CellStatus.OK,
+        "kivi-k4v4-g32-r32": CellStatus.OUT_OF_MEMORY,
+    }
+
+
+@pytest.mark.parametrize(
+    ("error", "known"),
+    [
+        (MemoryError(), True),
+        (
+            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
+            True,
+        ),
+        (RuntimeError("shape mismatch"), False),
+    ],
+)
+def test_memory_that_ran_out_is_told_from_a_fault(error: BaseException, *, known: bool) -> None:
+    assert worker.out_of_memory(error) is known
+
+
+def test_an_address_space_that_is_too_small_is_a_result_and_not_the_end(job: Job) -> None:
+    key = job.groups[1][1]
+    big = replace(key, loads=(replace(key.loads[0], sequences=40_000),))
+    limited = replace(job, groups=((big,), (key,)), memory_limit_bytes=6 * 2**30, has_weights=False)
+
+    messages = list(launch(limited))
+
+    found = cells(messages)
+    assert found[big].status is CellStatus.OUT_OF_MEMORY
+    assert "alloc" in found[big].reason.lower() or "free" in found[big].reason
+    assert found[key].status is CellStatus.OK
+
+
+def test_a_model_that_is_not_there_is_told_to_the_session(job: Job, tmp_path: Path) -> None:
+    messages: list[Message] = []
+
+    worker.answer(replace(job, model=str(tmp_path / "none")), messages.append)
+
+    assert [type(message) for message in messages] == [Refused]
+
+
+def test_a_process_that_dies_says_its_last_line(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+
+    with pytest.raises(WorkerDiedError) as caught:
+        list(launch(job))
+
+    assert caught.value.returncode == 1
+
+
+def test_a_process_whose_messages_nobody_wants_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    real = subprocess.Popen
+
+    def popen(*args: object, **kwargs: object) -> object:
+        started.append(real([sys.executable, "-c", _ENDLESS], stdin=-1, stdout=-1))
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    messages = launch(job)
+
+    assert next(messages) == Started(base={})
+    messages.close()
+
+    assert started[0].poll() is not None
+
+
+_ENDLESS = """
+import sys, time
+sys.stdin.buffer.read()
+print('{"type":"started","base":{}}', flush=True)
+time.sleep(600)
+"""
+
+
+def test_half_a_line_of_a_dying_process_is_not_a_message(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.Popen
+    code = 'import sys; sys.stdin.buffer.read(); sys.stdout.write(\'{"type":"started","ba\'); sys.exit(3)'
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: real([sys.executable, "-c", code], stdin=-1, stdout=-1))
+
+    with pytest.raises(WorkerDiedError) as caught:
+        list(launch(job))
+
+    assert caught.value.returncode == 3
+    assert caught.value.reason == "the measuring process ended with status 3"
+
+
+def test_a_job_survives_the_pipe(job: Job) -> None:
+    assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
+    assert DECODER.decode(b'{"type":"started","base":{}}') == Started(base={})
