@@ -80,9 +80,7 @@ class Maker:
             device_uuid="cpu-1", threads=2, kernel="cpu/portable", kvplan_version=VERSION,
         )  # fmt: skip
 
-    def cell(
-        self, form: str, loads: Sequence[tuple[Bucket, int]], block_tokens: int = 64, times: float = 1.0
-    ) -> Cell:
+    def cell(self, form: str, loads: Sequence[tuple[Bucket, int]], block_tokens: int = 64, times: float = 1.0) -> Cell:
         """Return a cell whose attention takes *times* as long as its bytes say."""
         read, reference = (self._bytes(name, loads, block_tokens) for name in (form, "bf16"))
         attention, whole = (read * self.seconds_per_byte * times, reference * self.seconds_per_byte)
@@ -137,8 +135,12 @@ class Maker:
             rise = damage * max(0.1, draw.gauss(1, 0.1)) * positions
             scores.append(
                 DocumentScore(
-                    positions=positions, quantized_positions=positions, nll_16bit=3.0 * positions,
-                    nll=3.0 * positions + rise, kl=rise, flips=round(min(1.0, damage * 2) * positions),
+                    positions=positions,
+                    quantized_positions=positions,
+                    nll_16bit=3.0 * positions,
+                    nll=3.0 * positions + rise,
+                    kl=rise,
+                    flips=round(min(1.0, damage * 2) * positions),
                     kl_values=(rise / positions,) * positions,
                 )
             )

@@ -14,10 +14,12 @@ from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Workload
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan_kernels.format import CacheFormat, UnsupportedError
-from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout
+from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout, round_up
 
 SESSIONS_MAX: Final = 1 << 20
 """Where the search for the largest concurrency stops."""
+TABLE_STEP_BLOCKS: Final = 16
+"""Columns by which the runtime widens its block tables when a sequence outgrows them."""
 WEIGHT_BITS: Final = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
 _SEQUENCE_ENTRY_BYTES: Final = 8
 """Slot and length of a sequence, int32 each."""
@@ -181,6 +183,8 @@ class MemoryModel:
     def _cache_terms(self, concurrency: int) -> tuple[Term, ...]:
         sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
         blocks = self.pool_blocks(concurrency)
+        longest = max(self.blocks(bucket.total_tokens) for bucket in self.workload.buckets)
+        columns = max(TABLE_STEP_BLOCKS, round_up(longest, TABLE_STEP_BLOCKS))
         entry, pair = BLOCK_TABLE_ENTRY_BYTES, _SEQUENCE_ENTRY_BYTES
         return (
             Term(
@@ -192,8 +196,8 @@ class MemoryModel:
             Term("sinks", sequences * self.sink_bytes, f"{sequences} sequences x {self.sink_bytes} B in 16 bits"),
             Term(
                 "block tables",
-                sequences * (blocks * entry + pair),
-                f"{sequences} sequences x ({blocks} blocks x {entry} B + {pair} B)",
+                sequences * (columns * entry + pair),
+                f"{sequences} sequences x ({columns} columns x {entry} B + {pair} B)",
             ),
         )
 

@@ -5,6 +5,7 @@ from typing import Final
 
 import torch
 
+from kvplan.core.memory import TABLE_STEP_BLOCKS
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, UnsupportedFormatError
 from kvplan.runtime.memory import require_memory
@@ -54,7 +55,7 @@ class CachePool:
         self._free_blocks = list(range(blocks - 1, -1, -1))
         self._free_slots = list(range(slots - 1, -1, -1))
         self._holders = [0] * blocks
-        self._tables = torch.full((slots, max(1, blocks)), _UNUSED, dtype=torch.int32)
+        self._tables = torch.full((slots, TABLE_STEP_BLOCKS), _UNUSED, dtype=torch.int32)
 
     @property
     def nbytes(self) -> int:
@@ -139,6 +140,9 @@ class CachePool:
         return block
 
     def _hold(self, sequence: CachedSequence, block: int) -> None:
+        if len(sequence.blocks) == self._tables.shape[1]:
+            wider = torch.full((len(self._tables), TABLE_STEP_BLOCKS), _UNUSED, dtype=torch.int32)
+            self._tables = torch.cat([self._tables, wider], dim=1)
         self._tables[sequence.slot, len(sequence.blocks)] = block
         sequence.blocks.append(block)
 

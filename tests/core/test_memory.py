@@ -45,8 +45,10 @@ def test_cache_terms_are_the_bytes_of_the_layout(form: str) -> None:
     assert parts == 4 * 3 * layout.sequence_bytes(130)
 
 
-def test_block_tables_have_a_row_of_all_blocks_for_each_sequence() -> None:
-    assert term(memory("bf16"), "block tables") == 4 * (4 * 3 * 4 + 8)
+def test_block_tables_are_as_wide_as_the_longest_sequence_in_whole_steps() -> None:
+    long = Bucket(name="a", prompt_tokens=17 * 64, generate_tokens=1)
+    assert term(memory("bf16"), "block tables") == 4 * (16 * 4 + 8)
+    assert term(memory("bf16", long), "block tables") == 4 * (32 * 4 + 8)
 
 
 def test_a_shared_prefix_is_held_once_and_in_whole_blocks_only() -> None:

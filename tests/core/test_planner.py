@@ -34,7 +34,7 @@ def test_sixteen_bits_are_kept_when_they_meet_every_target(make: Any) -> None:
     made = plan(make, memory_bytes=1 << 30)
     assert made.outcome is Outcome.KEEP_16_BIT
     assert picked(made) == "bf16"
-    assert made.sentence.startswith("Keep 16 bits: 32 sessions need 90.6 MiB")
+    assert made.sentence.startswith("Keep 16 bits: 32 sessions need 90.5 MiB")
 
 
 @pytest.mark.parametrize(("mebibytes", "form"), [(190, "bf16"), (150, "int8"), (120, "k8v4")])
