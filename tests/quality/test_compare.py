@@ -34,12 +34,12 @@ def one_span(reference: list[list[float]], other: list[list[float]]) -> Iterator
 
 def test_likelihood_divergence_and_flips_by_hand() -> None:
     passage = Passage(prompt=(0, 0), fed=(0, 1), targets=(1, 0), scored=2)
-    spans = one_span([[0.5, 0.5], [0.75, 0.25]], [[0.5, 0.5], [0.25, 0.75]])
+    spans = one_span([[0.5, 0.5], [0.9, 0.1]], [[0.5, 0.5], [0.25, 0.75]])
     ((document,),) = score_documents(spans, [passage], [parse("int8")], spec(None))
 
-    assert document.nll_16bit == pytest.approx(-log(0.5) - log(0.75))
+    assert document.nll_16bit == pytest.approx(-log(0.5) - log(0.9))
     assert document.nll == pytest.approx(-log(0.5) - log(0.25))
-    assert document.kl_values == pytest.approx((0.0, 0.75 * log(3) + 0.25 * log(1 / 3)), abs=1e-6)
+    assert document.kl_values == pytest.approx((0.0, 0.9 * log(0.9 / 0.25) + 0.1 * log(0.1 / 0.75)), abs=1e-6)
     assert document.kl == pytest.approx(sum(document.kl_values))
     assert document.flips == 1
     assert (document.positions, document.quantized_positions) == (2, 2)
