@@ -150,8 +150,12 @@ def _print_missing(console: Console, plan: Plan, what_for: str) -> None:
     by_target: dict[str, list[str]] = {}
     for form, block, target in plan.missing:
         by_target.setdefault(target, []).append(f"{form} block {block}")
+    by_settings: dict[str, list[str]] = {}
     for target, settings in by_target.items():
-        _say(console, f"Not measured: {target.upper() if len(target) == 4 else target} of {', '.join(settings)}.")
+        name = target.upper() if target in (Quantity.TPOT, Quantity.TTFT) else target
+        by_settings.setdefault(", ".join(settings), []).append(name)
+    for joined, targets in by_settings.items():
+        _say(console, f"Not measured: {', '.join(targets)} of {joined}.")
     flags = " ".join(f"-f {form}" for form in dict.fromkeys(form for form, _, _ in plan.missing))
     _say(console, f"Measure it: kvplan profile {what_for} {flags} -o PROFILE.json", wrap=False)
 
