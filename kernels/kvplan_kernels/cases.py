@@ -38,6 +38,8 @@ class Data(StrEnum):
     """Keys and values are under the least normal number of bf16."""
     EXTREME = "extreme"
     """Nearly all codes and operands are the largest there are: what sums may overflow."""
+    TIES = "ties"
+    """Half of the elements lie halfway between two codes."""
 
 
 class QueryType(StrEnum):

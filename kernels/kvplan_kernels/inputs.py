@@ -118,8 +118,21 @@ def _tensors(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
             least = (token % 32 == 5) | (channel % 32 == 3)
             key, value = (torch.where(least, -1.0, 1.0).expand(shape).contiguous() for _ in range(2))
             query = torch.ones_like(query)
+        case Data.TIES:
+            form = case.layout().format
+            key, value = (_ties(shape, tensor.bits, generator) for tensor in (form.key, form.value))
     dtype = QUERY_TYPE[case.query_type]
     return key.to(dtype), value.to(dtype), query.to(dtype)
+
+
+def _ties(shape: tuple[int, int, int], bits: int, generator: torch.Generator) -> Tensor:
+    """Return whole and half multiples of a scale that every group of 32 tokens or channels has."""
+    steps = (1 << min(bits, 8)) - 1
+    scale = 3 if bits < 8 else 1  # A third is no binary fraction; bf16 holds 3 x 15 / 2, and not 3 x 255 / 2.
+    codes = torch.randint(0, 2 * min(steps, 64) + 1, shape, generator=generator) / 2
+    codes[5::32], codes[6::32] = 0, steps
+    codes[:, :, 3::32], codes[:, :, 4::32] = 0, steps
+    return codes * scale
 
 
 def _empty_cache(case: Case, layout: KVLayout, generator: torch.Generator) -> tuple[LayerCache, Batch, Batch]:

@@ -1,0 +1,227 @@
+"""Break the C++ kernels on purpose, one fault at a time, and see that the kernel tests notice each.
+
+Run with `make mutants`. Each fault is compiled into a copy of the package in a temporary folder, for one instruction
+set; the tests run against that copy. Exits 1 where a fault goes unnoticed, or where the tests fail without any.
+"""
+
+import argparse
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+from unittest import mock
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+PACKAGE: Final = ROOT / "kernels" / "kvplan_kernels"
+TESTS: Final = ("test_agreement.py", "test_hostile.py")
+NOTICED: Final = 1
+"""pytest's exit status where a test failed; a crash is a negative one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """A fault.
+
+    Attributes:
+        name: What is wrong.
+        file: The file in native/.
+        before: Text of it, which stands there once.
+        after: Its replacement.
+    """
+
+    name: str
+    file: str
+    before: str
+    after: str
+
+    def broken(self, source: str) -> str:
+        """Return *source* with the fault; ValueError where its text is gone."""
+        if source.count(self.before) != 1:
+            raise ValueError(f"mutant {self.name!r}: {source.count(self.before)} times in {self.file}: {self.before}")
+        return source.replace(self.before, self.after)
+
+
+MUTANTS: Final = (
+    Mutant(
+        name="codes near a tie are left to the reciprocal",
+        file="append.h",
+        before="fset(0.4999f)",
+        after="fset(0.6f)",
+    ),
+    Mutant(
+        name="a half word overwrites its neighbour",
+        file="append.h",
+        before="(both & 1 ? 0xffffu : 0) | (both & 2 ? 0xffff0000u : 0)",
+        after="0xffffffffu",
+    ),
+    Mutant(
+        name="the residual is overwritten before groups leave it",
+        file="append.h",
+        before="for (int pages = 1; pages >= 0; pages--)",
+        after="for (int pages = 0; pages < 2; pages++)",
+    ),
+    Mutant(
+        name="a minimum of -0 is kept",
+        file="append.h",
+        before="low = fadd(low, fzero());",
+        after="",
+    ),
+    Mutant(
+        name="a poisoned group keeps codes",
+        file="append.h",
+        before="m.coded = m.sound & ~fequal(m.scale, fzero());",
+        after="m.coded = ALL & ~fequal(m.scale, fzero());",
+    ),
+    Mutant(
+        name="queries see past the length",
+        file="decode_tasks.h",
+        before="*last = kvplan_least(position + 1, s.batch->lengths[sequence]);",
+        after="*last = kvplan_least(position + 1, s.batch->lengths[sequence] + 1);",
+    ),
+    Mutant(
+        name="the window is one token too wide",
+        file="decode_tasks.h",
+        before="position - s.call->window + 1",
+        after="position - s.call->window",
+    ),
+    Mutant(
+        name="the residual does not wrap",
+        file="decode_tasks.h",
+        before="(token + j * LANES) % capacity * token_bytes",
+        after="(token + j * LANES) * token_bytes",
+    ),
+    Mutant(
+        name="chunks are merged without their maxima",
+        file="decode_tasks.h",
+        before="weight = exp2_scalar(state[r] - most)",
+        after="weight = 1.0f",
+    ),
+    Mutant(
+        name="the logit without a value is forgotten",
+        file="decode_tasks.h",
+        before="exp2_scalar(c.sink_logits[query_head] * LOG2_E - most) : 0.0f",
+        after="0.0f : 0.0f",
+    ),
+    Mutant(
+        name="operands keep 8 bits of 15",
+        file="vectors.h",
+        before="OPERAND_MOST = 16256.0f",
+        after="OPERAND_MOST = 127.0f",
+    ),
+    Mutant(
+        name="operands of the last token group are used for the next",
+        file="decode.h",
+        before="if (rows.channel_group != group)",
+        after="if (!rows.channel_group)",
+    ),
+    Mutant(
+        name="scales beyond the last token are read",
+        file="decode.h",
+        before="if (!w.full) scale = fselect(w.any[j], scale, fzero());",
+        after="",
+    ),
+    Mutant(
+        name="the total is not scaled to a new maximum",
+        file="decode.h",
+        before="F sum = fmul(fload(rows.total + r * LANES), fset(w.shrink[r]));",
+        after="F sum = fload(rows.total + r * LANES);",
+    ),
+    Mutant(
+        name="rows past the length are left as they were",
+        file="dequantize.h",
+        before="memset(base + length * d.dim, 0, (d.call->tokens - length) * d.dim * 2);",
+        after="",
+    ),
+)
+
+
+def main() -> int:
+    """Check every mutant, or those whose names contain a given text; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("text", nargs="?", default="", help="only mutants whose names contain this")
+    text = parser.parse_args().text
+    flags, isa = compiler_flags()
+    chosen = [mutant for mutant in MUTANTS if text in mutant.name]
+    with tempfile.TemporaryDirectory(prefix="kvplan-mutants-") as folder:
+        copy = Path(folder)
+        shutil.copytree(PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
+        say(f"no fault ({isa}) ... ")
+        build(copy, flags)
+        if status := run_tests(copy):
+            say(f"tests exit with {status}: mend them first\n")
+            return 1
+        say("passes\n")
+        unnoticed = [mutant.name for mutant in chosen if not noticed(mutant, copy, flags)]
+    say(f"{len(chosen) - len(unnoticed)} of {len(chosen)} faults noticed\n")
+    return 1 if unnoticed else 0
+
+
+def say(text: str) -> None:
+    """Write *text* at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def compiler_flags() -> tuple[list[str], str]:
+    """Return the build's own flags for one instruction set, and its name; AVX2 compiles fastest where it runs."""
+    with mock.patch("setuptools.setup"):
+        settings: dict[str, Any] = runpy.run_path(str(ROOT / "setup.py"))
+    isa = "avx2" if "avx2" in Path("/proc/cpuinfo").read_text(encoding="utf-8").split() else "portable"
+    # One variant under the name that is always there, so that the library holds nothing else.
+    return [*settings["FLAGS"], settings["OPENMP"], "-fPIC", *settings["VARIANTS"][isa]], isa
+
+
+def build(copy: Path, flags: list[str]) -> None:
+    """Compile the kernels in *copy*, as one variant called portable."""
+    native = copy / PACKAGE.name / "native"
+    compiler = os.environ.get("CXX", "c++")
+    objects = []
+    for source, define in (("dispatch.cpp", []), ("kernels.cpp", ["-DKVPLAN_ISA=portable"])):
+        objects.append(str(copy / f"{source}.o"))
+        subprocess.run([compiler, *flags, *define, "-c", str(native / source), "-o", objects[-1]], check=True)
+    library = native / f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"
+    subprocess.run([compiler, "-shared", *objects, "-o", str(library)], check=True)
+
+
+def run_tests(copy: Path) -> int:
+    """Return the exit status of the kernel tests against the package in *copy*."""
+    tests = [str(Path(__file__).parent / name) for name in TESTS]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
+    environment.pop("KVPLAN_CPU_VARIANT", None)
+    where = subprocess.run(
+        [sys.executable, "-c", "import kvplan_kernels; print(kvplan_kernels.__file__)"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    if not where.stdout.startswith(str(copy)):
+        raise RuntimeError(f"the tests would import {where.stdout.strip()}, not the copy in {copy}")
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not slow", "-p", "no:cacheprovider", *tests]
+    return subprocess.run(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, check=False).returncode
+
+
+def noticed(mutant: Mutant, copy: Path, flags: list[str]) -> bool:
+    """Return whether the tests fail with *mutant*, and say so."""
+    path = copy / PACKAGE.name / "native" / mutant.file
+    whole = path.read_text(encoding="utf-8")
+    say(f"{mutant.name} ... ")
+    path.write_text(mutant.broken(whole), encoding="utf-8")
+    try:
+        build(copy, flags)
+        status = run_tests(copy)
+    finally:
+        path.write_text(whole, encoding="utf-8")
+    say("noticed\n" if status == NOTICED else f"crashed ({status})\n" if status < 0 else f"UNNOTICED ({status})\n")
+    return status == NOTICED or status < 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
