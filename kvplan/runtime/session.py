@@ -194,9 +194,14 @@ class Runtime:
             return prefill_exact([self], token_ids)[0]
         first = prefill_exact([self], token_ids[:max_batched_tokens])[0]
         logits, spent = first.logits, first.spent
-        for start in range(max_batched_tokens, len(token_ids), max_batched_tokens):
-            logits = self.extend(first.sequence, token_ids[start : start + max_batched_tokens])
-            _add(spent, self.spent)
+        try:
+            self.pool.grow(first.sequence, len(token_ids) - first.sequence.length)
+            for start in range(max_batched_tokens, len(token_ids), max_batched_tokens):
+                logits = self.extend(first.sequence, token_ids[start : start + max_batched_tokens])
+                _add(spent, self.spent)
+        except BaseException:
+            self.free(first.sequence)
+            raise
         return Prefilled(sequence=first.sequence, logits=logits, spent=spent)
 
     def extend(self, sequence: CachedSequence, token_ids: Sequence[int]) -> Tensor:

@@ -227,11 +227,12 @@ def test_a_call_tells_what_its_parts_took(build: Build) -> None:
     assert 0 < run.spent.append_s + run.spent.attend_s < run.spent.total_s
 
 
-def test_a_full_pool_says_what_is_missing_and_stays_usable(build: Build) -> None:
+@pytest.mark.parametrize("mode", list(Prefill))
+def test_a_full_pool_says_what_is_missing_and_stays_usable(build: Build, mode: Prefill) -> None:
     run = runtime(build("Llama"), "bf16", blocks=4)
     kept = run.prefill(token_ids(60)).sequence
-    with pytest.raises(DoesNotFitError, match=r"90 tokens .* 3 more blocks of 32 tokens .* 2 of 4 are free"):
-        run.prefill(token_ids(90))
+    with pytest.raises(DoesNotFitError, match=r"90 tokens .* more blocks of 32 tokens are needed, [12] of 4 are free"):
+        run.prefill(token_ids(90), mode, max_batched_tokens=90 if mode is Prefill.EXACT else 32)
 
     assert run.pool.free_blocks == 2
     assert run.step([kept], torch.tensor([[5]])).shape == (1, 1, 199)
