@@ -12,6 +12,7 @@ from kvplan.errors import ExitStatus, InputError
 if TYPE_CHECKING:
     from kvplan.core.records import Profile
     from kvplan.core.workloads import Prefill, Workload
+    from kvplan.measure.device import Device
     from kvplan.measure.progress import Progress
     from kvplan.measure.session import Request
     from kvplan.runtime.ops import Kernel
@@ -21,6 +22,37 @@ if TYPE_CHECKING:
 QUICK_DOCUMENTS: Final = 6
 QUICK_TRIALS: Final = 8
 
+_MODEL: Final = typer.Argument(..., help="Hugging Face id, folder, GGUF file, config.json, or demo.")
+_OUTPUT: Final = typer.Option(..., "-o", "--output", help="Profile to write; its journal P.jsonl lies beside it.")
+_WORKLOAD: Final = typer.Option(
+    None, "-w", "--workload", help="Workload YAML; without one, short to long requests.", show_default=False
+)
+_FORMATS: Final = typer.Option(
+    [], "-f", "--format", help="Format to measure; may be repeated. Default: the workload's.", show_default=False
+)
+_BLOCKS: Final = typer.Option(
+    [], "--block-size", help="Tokens of a page; may be repeated. Default: the workload's.", show_default=False
+)
+_DEVICE: Final = typer.Option("auto", help="Device to measure on: cpu or auto.")
+_THREADS: Final = typer.Option(None, min=1, help="Threads. Default: the cores.", show_default=False)
+_REPEATS: Final = typer.Option(
+    None, min=1, help="Repeats, each a process of its own. Default: 5, 3 with --quick.", show_default=False
+)
+_RETRIES: Final = typer.Option(
+    None, min=0, help="How often a disturbed repeat is measured again. Default: 2, 1 with --quick.", show_default=False
+)
+_QUICK: Final = typer.Option(False, "--quick", help="Fewer samples, repeats and documents.")
+_RESUME: Final = typer.Option(False, "--resume", help="Go on with an interrupted run's journal.")
+_FORCE: Final = typer.Option(False, "--force", help="Overwrite the profile and its journal.")
+_QUALITY: Final = typer.Option(True, "--quality/--no-quality", help="Score what each format costs the answers.")
+_PREFILL: Final = typer.Option(
+    None,
+    help="exact, or through_cache: later chunks of a prompt read the cache. Default: the workload's.",
+    show_default=False,
+)
+_KERNEL: Final = typer.Option("cpu", help="cpu, or reference: the definitions in PyTorch, slow, to try things out.")
+_JSON: Final = typer.Option(False, "--json", help="Print the profile as JSON.")
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to *app*."""
@@ -28,43 +60,22 @@ def register(app: typer.Typer) -> None:
 
 
 def profile_command(
-    model: str = typer.Argument(..., help="Hugging Face id, folder, GGUF file, config.json, or demo."),
-    output: Path = typer.Option(..., "-o", "--output", help="Profile to write; its journal P.jsonl lies beside it."),
-    workload: Path | None = typer.Option(
-        None,
-        "-w",
-        "--workload",
-        help="Workload YAML; without one, a grid of short to long requests.",
-        show_default=False,
-    ),
-    formats: list[str] = typer.Option(
-        [], "-f", "--format", help="Format to measure; may be repeated. Default: the workload's.", show_default=False
-    ),
-    block_size: list[int] = typer.Option(
-        [], "--block-size", help="Tokens of a page; may be repeated. Default: the workload's.", show_default=False
-    ),
-    device: str = typer.Option("auto", help="Device to measure on: cpu or auto."),
-    threads: int | None = typer.Option(None, min=1, help="Threads. Default: the cores.", show_default=False),
-    repeats: int | None = typer.Option(
-        None, min=1, help="Repeats, each a process of its own. Default: 5, 3 with --quick.", show_default=False
-    ),
-    retries: int | None = typer.Option(
-        None,
-        min=0,
-        help="How often a disturbed repeat is measured again. Default: 2, 1 with --quick.",
-        show_default=False,
-    ),
-    quick: bool = typer.Option(False, "--quick", help="Fewer samples, repeats and documents."),
-    resume: bool = typer.Option(False, "--resume", help="Go on with an interrupted run's journal."),
-    force: bool = typer.Option(False, "--force", help="Overwrite the profile and its journal."),
-    quality: bool = typer.Option(True, "--quality/--no-quality", help="Score what each format costs the answers."),
-    prefill: str | None = typer.Option(
-        None,
-        help="exact, or through_cache: later chunks of a prompt read the cache. Default: the workload's.",
-        show_default=False,
-    ),
-    kernel: str = typer.Option("cpu", help="cpu, or reference: the definitions in PyTorch, slow, to try things out."),
-    as_json: bool = typer.Option(False, "--json", help="Print the profile as JSON."),
+    model: str = _MODEL,
+    output: Path = _OUTPUT,
+    workload: Path | None = _WORKLOAD,
+    formats: list[str] = _FORMATS,
+    block_size: list[int] = _BLOCKS,
+    device: str = _DEVICE,
+    threads: int | None = _THREADS,
+    repeats: int | None = _REPEATS,
+    retries: int | None = _RETRIES,
+    quick: bool = _QUICK,
+    resume: bool = _RESUME,
+    force: bool = _FORCE,
+    quality: bool = _QUALITY,
+    prefill: str | None = _PREFILL,
+    kernel: str = _KERNEL,
+    as_json: bool = _JSON,
 ) -> None:
     """Measure memory, time and quality of each cache format on the model itself.
 
@@ -73,10 +84,7 @@ def profile_command(
     """
     from kvplan.measure.checks import require_packages
     from kvplan.measure.device import open_device
-    from kvplan.measure.progress import open_progress
-    from kvplan.measure.session import Session
-    from kvplan.store.journal import Journal, journal_path
-    from kvplan.store.profiles import save_profile
+    from kvplan.store.journal import journal_path
 
     require_packages()
     _check_output(output, journal_path(output), resume=resume, force=force)
@@ -86,14 +94,31 @@ def profile_command(
         repeats=repeats, retries=retries, quick=quick,
     )  # fmt: skip
     machine = open_device(device if device != "auto" else asked.device, request.kernel_name.rpartition("/")[2])
+    try:
+        profile = _measure(machine, request, output, resume=resume, quality=quality, quick=quick)
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; everything finished is kept in {journal_path(output)}: --resume goes on\n")
+        raise typer.Exit(ExitStatus.INTERRUPTED) from None
+    _show(profile, output, as_json=as_json)
+    raise typer.Exit(_status(profile))
+
+
+def _measure(
+    machine: "Device", request: "Request", output: Path, *, resume: bool, quality: bool, quick: bool
+) -> "Profile":
+    """Measure the cells, then the quality, and write the profile after each."""
+    from kvplan.measure.progress import open_progress
+    from kvplan.measure.session import Session
+    from kvplan.store.journal import Journal, journal_path
+    from kvplan.store.profiles import save_profile
+
     with Journal(journal_path(output), keep=resume) as journal, open_progress() as progress:
         profile = Session(machine, request, journal, progress).run()
         save_profile(profile, output)
         if quality and request.spec.weight_bytes is not None:
             profile = _with_quality(profile, request, journal, progress, quick=quick)
             save_profile(profile, output)
-    _show(profile, output, as_json=as_json)
-    raise typer.Exit(_status(profile))
+    return profile
 
 
 def _check_output(output: Path, journal: Path, *, resume: bool, force: bool) -> None:

@@ -35,7 +35,7 @@ class Check:
     needed: bool = True
 
 
-def run_checks(watched_s: float = WATCHED_S) -> list[Check]:
+def run_checks() -> list[Check]:
     """Return every check, in the order in which a person would mend them."""
     try:
         device = open_device("cpu")
@@ -44,7 +44,7 @@ def run_checks(watched_s: float = WATCHED_S) -> list[Check]:
     checks = [_package(name) for name in _PACKAGES]
     if all(check.good for check in checks if check.name == "torch"):
         checks += [_kernels(), _openmp()]
-    return [_processor(device), _memory(device), *checks, _demo(), _quiet(device, watched_s)]
+    return [_processor(device), _memory(device), *checks, _demo(), _quiet(device, WATCHED_S)]
 
 
 def require_packages() -> None:
