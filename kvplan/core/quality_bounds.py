@@ -9,7 +9,7 @@ their skew: their t bound is allowed half the error.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import copysign, exp, expm1, sqrt
+from math import ceil, copysign, exp, expm1, log, log1p, sqrt
 from typing import Final
 
 from kvplan.core.records import DocumentScore, Quality, RetrievalTrial
@@ -92,6 +92,15 @@ def retrieval_bound(trials: Sequence[RetrievalTrial], confidence: float) -> Boun
     upper = binomial_upper(lost, count, 1 - allowed * _LOST_PART)
     upper -= binomial_lower(gained, count, 1 - allowed * (1 - _LOST_PART)) if gained else 0.0
     return Bound((lost - gained) / count, upper)
+
+
+def trials_needed(limit: float, confidence: float) -> int:
+    """Return the trials that prove a retrieval drop under *limit* when not one key is lost.
+
+    >>> trials_needed(0.05, 0.95)
+    63
+    """
+    return ceil(log((1 - confidence) * _LOST_PART) / log1p(-limit)) if 0 < limit < 1 else 0
 
 
 def _flips_bound(documents: Sequence[DocumentScore], confidence: float) -> Bound:

@@ -6,7 +6,7 @@ from typing import Final
 from kvplan.core.latency import TimeEstimate
 from kvplan.core.memory import MemoryPlan
 from kvplan.core.plans import Gap, Quantity, Status, Verdict
-from kvplan.core.quality_bounds import Bound, QualityBounds
+from kvplan.core.quality_bounds import Bound, QualityBounds, trials_needed
 from kvplan.core.specs import Evidence
 from kvplan.core.workloads import QualityBudget
 from kvplan.units import format_bytes, format_seconds
@@ -69,7 +69,7 @@ def time_verdict(quantity: Quantity, percent: int, limit_ms: float, estimate: Ti
 def quality_verdicts(budget: QualityBudget, quality: QualityBounds | None, quantized: bool) -> tuple[Verdict, ...]:
     """Return a verdict for each limit of the budget; 16 bits is what is compared with, and costs nothing."""
     return tuple(
-        _quality_verdict(quantity, limit, bound, measured=quality is not None)
+        _quality_verdict(quantity, limit, bound, quality, budget.confidence)
         if quantized
         else Verdict(quantity=quantity, status=Status.FITS, limit=limit, value=0.0, bound=0.0, evidence=Evidence.EXACT)
         for quantity, limit, bound in _quality_limits(budget, quality)
@@ -102,9 +102,11 @@ def quality_bound(quality: QualityBounds | None, quantity: Quantity) -> Bound | 
     }.get(quantity)
 
 
-def _quality_verdict(quantity: Quantity, limit: float, bound: Bound | None, *, measured: bool) -> Verdict:
+def _quality_verdict(
+    quantity: Quantity, limit: float, bound: Bound | None, quality: QualityBounds | None, confidence: float
+) -> Verdict:
     if bound is None:
-        reason = f"{quantity} was not measured" if measured else REASON_QUALITY_ABSENT
+        reason = f"{quantity} was not measured" if quality else REASON_QUALITY_ABSENT
         return Verdict(quantity=quantity, status=Status.UNDECIDED, limit=limit, gap=Gap.MISSING, reason=reason)
     estimate, upper = bound.estimate, bound.upper
     status, gap, reason = Status.UNDECIDED, Gap.SPREAD, bound.reason
@@ -116,6 +118,9 @@ def _quality_verdict(quantity: Quantity, limit: float, bound: Bound | None, *, m
     elif upper is not None:
         reason = f"{quality_text(quantity, estimate)}, at most {quality_text(quantity, upper)}"
         reason += f" of {limit_text(quantity, limit)}"
+        needed = trials_needed(limit, confidence)
+        if quantity is Quantity.RETRIEVAL and quality and quality.trials < needed:
+            reason += f"; {quality.trials} trials are too few, {needed} without a loss would do"
     return Verdict(quantity=quantity, status=status, limit=limit, value=estimate, bound=upper, gap=gap, reason=reason)
 
 

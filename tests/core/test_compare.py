@@ -97,6 +97,19 @@ def test_a_machine_twice_as_slow_in_everything_holds(make: Any) -> None:
     assert compare_profiles(replace(base, cells=tuple(cells)), base).status is ExitStatus.DONE
 
 
+def test_the_16_bit_kernel_is_its_own_reference_and_says_nothing_of_noise(maker: Any) -> None:
+    def own(profile: Profile) -> Profile:
+        return change_cell(
+            profile,
+            "bf16/b64/longx10",
+            lambda c: replace(c, figures=c.figures | {"tpot_16bit_s": c.figures["tpot_s"]}),
+        )
+
+    noisy, base = own(maker(noise=0.4, seed=2).profile()), own(maker(noise=0.4).profile())
+    found = [v for v in compare_profiles(noisy, base).verdicts if (v.cell, v.figure) == ("bf16/b64/longx10", "tpot_s")]
+    assert [(v.standing, v.current) for v in found] == [(Standing.HELD, 1.0)]
+
+
 def test_a_rise_that_may_be_noise_is_undecided_not_held(maker: Any) -> None:
     noisy = maker(noise=0.25, seed=5)
     slower = change_cell(noisy.profile(), LABEL, scale("tpot_s", 1.4))

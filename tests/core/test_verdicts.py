@@ -55,3 +55,15 @@ def test_a_single_document_never_proves_that_a_budget_is_kept(make: Any) -> None
 def test_16_bits_cost_nothing(make: Any) -> None:
     budget = QualityBudget(max_kl=0.0, max_perplexity_increase=0.0, max_retrieval_drop=0.0)
     assert {verdict.status for verdict in quality_verdicts(budget, None, quantized=False)} == {Status.FITS}
+
+
+def test_too_few_trials_say_how_many_would_do(make: Any) -> None:
+    bounds = bound_quality(make.quality("int8", trials=16), 0.95)
+    (verdict,) = quality_verdicts(QualityBudget(max_retrieval_drop=0.05), bounds, quantized=True)
+    assert (verdict.status, verdict.gap) == (Status.UNDECIDED, Gap.SPREAD)
+    assert "63 without a loss would do" in verdict.reason
+    enough = bound_quality(make.quality("int8", trials=63), 0.95)
+    (verdict,) = quality_verdicts(QualityBudget(max_retrieval_drop=0.05), enough, quantized=True)
+    assert verdict.status is Status.FITS
+    short = bound_quality(make.quality("int8", trials=62), 0.95)
+    assert quality_verdicts(QualityBudget(max_retrieval_drop=0.05), short, quantized=True)[0].status is Status.UNDECIDED
