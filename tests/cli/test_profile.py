@@ -17,6 +17,7 @@ from kvplan.errors import ExitStatus
 from kvplan.measure import session
 from kvplan.store.journal import Journal, read_journal
 from kvplan.store.profiles import load_profile
+from kvplan_kernels import native
 
 WORKLOAD = """\
 schema: 1
@@ -27,7 +28,7 @@ buckets:
   - {name: long, prompt: 150, generate: 20, share: 40%}
 search: {formats: [bf16, int8], block_size: [32]}
 """
-REAL = ["--quick", "--repeats", "2", "--retries", "0", "--no-quality", "--threads", "1", "--kernel", "reference"]
+REAL = ["--quick", "--repeats", "2", "--retries", "0", "--no-quality", "--threads", "1"]
 
 
 @pytest.fixture
@@ -71,7 +72,8 @@ def fake(monkeypatch: pytest.MonkeyPatch, make: Any) -> type[FakeSession]:
 
 
 def start(arguments: list[str], *more: str) -> "subprocess.Popen[str]":
-    command = [sys.executable, "-m", "kvplan", *arguments, *REAL, *more]
+    kernel = "reference" if native.missing() else "cpu"
+    command = [sys.executable, "-m", "kvplan", *arguments, *REAL, "--kernel", kernel, *more]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
@@ -92,6 +94,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in path.read_text().split()]
 
 
+@pytest.mark.alone
 def test_interrupted_then_killed_then_resumed_everything_finished_is_kept(arguments: list[str], output: Path) -> None:
     journal = output.with_suffix(".jsonl")
 
