@@ -100,7 +100,7 @@ class TestDamage:
     def test_finds_one_key_at_2048_tokens(self, model: Any, tokenizer: Any, held_out: Any) -> None:
         rows = row_source(tokenizer, held_out, seed=3)
         trials = [rows.trial(2048, 1) for _ in range(8)]
-        assert part("damage").retrieval(model, trials, (16, 16)) >= 0.75
+        assert part("damage").retrieval(model, trials, (16, 16)) == 1.0
 
     def test_perplexity_rises_with_every_step_down_in_bits(self, model: Any, held_out: Any) -> None:
         damage = part("damage")
