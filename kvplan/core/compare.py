@@ -4,8 +4,9 @@ A time has regressed when it lies above the margin and its rise is no noise: the
 exceeds the margin, and a t test against "no rise", corrected by Holm over all figures, is significant. Few repeats say
 little of a cell's own spread, so its variance is averaged with that of the same figure in all cells, each with its
 degrees of freedom, at most as many as the cell's own (after Smyth, Stat. Appl. Genet. Mol. Biol. 3, 2004). A time is
-undecided when its interval crosses the margin and is wide. Quality is held to a tenth of the baseline's own damage, or
-twice the noise of 16 bits against 16 bits.
+undecided when its interval crosses the margin and is wide. A time whose 16-bit reference fits beside it in neither run
+is compared as it is. Quality is held to a tenth of the baseline's own damage, or twice the noise of 16 bits against
+16 bits.
 """
 
 from collections.abc import Iterable, Sequence
@@ -182,6 +183,9 @@ def _time(name: str, reference: str, cell: Cell, base: Cell, obstacle: str, marg
         reason = cell.figures[name].reason if name in cell.figures else "absent"
         return replace(verdict, standing=Standing.REGRESSED, reason=f"the figure is missing: {reason}")
     ours, theirs = ratios(cell, name, reference), ratios(base, name, reference)
+    if not ours and not theirs:  # a 16-bit cache beside this one did not fit in either run
+        verdict = replace(verdict, unit="s")
+        ours, theirs = _seconds(cell, name), _seconds(base, name)
     if not ours or not theirs:
         reason = f"no {reference} of the same run to divide by"
         return replace(verdict, standing=Standing.NOT_COMPARABLE, reason=reason)
@@ -232,7 +236,13 @@ def _test(rise: Rise, pooled: tuple[float, int] | None, allowed: float) -> Suspe
 def ratios(cell: Cell, name: str, reference: str) -> list[float]:
     """Return the figure over its reference, a repeat each; both come from the same process."""
     ours, theirs = _repeats(cell.figures.get(name)), _repeats(cell.figures.get(reference))
-    return [median(a) / median(b) for a, b in zip(ours, theirs, strict=False) if a and b and median(b) > 0]
+    return [
+        median(a) / median(b) for a, b in zip(ours, theirs, strict=False) if a and b and min(median(a), median(b)) > 0
+    ]
+
+
+def _seconds(cell: Cell, name: str) -> list[float]:
+    return [median(samples) for samples in _repeats(cell.figures.get(name)) if samples and median(samples) > 0]
 
 
 def _repeats(figure: Figure | None) -> tuple[tuple[float, ...], ...]:

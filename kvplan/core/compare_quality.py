@@ -79,6 +79,8 @@ def _missing(key: QualityKey) -> FigureVerdict:
 
 
 def _obstacle(score: Quality, base: Quality) -> str:
+    if any(document.positions < 1 for quality in (score, base) for document in quality.documents):
+        return "a document without scored positions"
     if score.key.data_digest != base.key.data_digest or len(score.documents) != len(base.documents):
         return "other text was scored"
     if score.key.kernel != base.key.kernel:

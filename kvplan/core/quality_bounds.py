@@ -14,6 +14,7 @@ from typing import Final
 
 from kvplan.core.records import DocumentScore, Quality, RetrievalTrial
 from kvplan.core.stats import binomial_lower, binomial_upper, percentile, student_quantile
+from kvplan.errors import InputError
 
 SKEW_DOCUMENTS: Final = 8
 """Fewer documents say too little of how skewed they are."""
@@ -60,10 +61,16 @@ class QualityBounds:
 
 
 def bound_quality(quality: Quality, confidence: float) -> QualityBounds:
-    """Return the bounds of one result, each one-sided at *confidence*."""
+    """Return the bounds of one result, each one-sided at *confidence*.
+
+    Raises:
+        InputError: A document, or all of them, scored nothing.
+    """
     documents = quality.documents
     positions = [document.positions for document in documents]
     total = sum(positions)
+    if not positions or min(positions) < 1:
+        raise InputError(f"quality of {quality.key.format}: a document without scored positions", hint="score it again")
     increase = _ratio_bound([d.nll - d.nll_16bit for d in documents], positions, confidence)
     values = [value for document in documents for value in document.kl_values]
     return QualityBounds(

@@ -97,6 +97,23 @@ def test_a_machine_twice_as_slow_in_everything_holds(make: Any) -> None:
     assert compare_profiles(replace(base, cells=tuple(cells)), base).status is ExitStatus.DONE
 
 
+def without_reference(profile: Profile) -> Profile:
+    absent = Figure.absent("s", Evidence.MEASURED, "does not fit beside it")
+    return change_cell(profile, LABEL, lambda c: replace(c, figures=c.figures | {"tpot_16bit_s": absent}))
+
+
+def test_a_time_without_a_reference_in_either_run_is_compared_as_it_is(make: Any, maker: Any) -> None:
+    base, second = without_reference(make.profile()), without_reference(maker(seed=2).profile())
+    assert compare_profiles(second, base).status is ExitStatus.DONE
+    slower = compare_profiles(change_cell(second, LABEL, scale("tpot_s", 1.25)), base)
+    assert [(v.cell, v.figure, v.unit) for v in verdicts(slower, Standing.REGRESSED)] == [(LABEL, "tpot_s", "s")]
+
+
+def test_a_time_without_a_reference_in_one_run_is_not_compared(make: Any) -> None:
+    comparison = compare_profiles(without_reference(make.profile()), make.profile())
+    assert [v.figure for v in verdicts(comparison, Standing.NOT_COMPARABLE)] == ["tpot_s"]
+
+
 def test_the_16_bit_kernel_is_its_own_reference_and_says_nothing_of_noise(maker: Any) -> None:
     def own(profile: Profile) -> Profile:
         return change_cell(

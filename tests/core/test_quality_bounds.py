@@ -1,10 +1,12 @@
 import random
+from dataclasses import replace
 
 import pytest
 
 from kvplan.core.quality_bounds import bound_quality, retrieval_bound
 from kvplan.core.records import DocumentScore, Quality, QualityKey, RetrievalTrial
 from kvplan.core.workloads import Prefill
+from kvplan.errors import InputError
 
 KEY = QualityKey(
     model_digest="m",
@@ -46,6 +48,12 @@ def test_one_document_has_no_bound_and_says_why() -> None:
     bound = bound_quality(quality(document(100, kl=1.0)), 0.95).kl
     assert bound.upper is None
     assert "one document" in bound.reason
+
+
+@pytest.mark.parametrize("documents", [(), (document(1), replace(document(1), positions=0))])
+def test_a_document_that_scored_nothing_is_refused(documents: tuple[DocumentScore, ...]) -> None:
+    with pytest.raises(InputError, match="int4"):
+        bound_quality(quality(*documents), 0.95)
 
 
 def test_no_flip_in_few_positions_is_no_proof_of_none() -> None:
