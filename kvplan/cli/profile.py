@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from kvplan.store.journal import Journal
 
 
-QUICK_DOCUMENTS: Final = 6
-QUICK_TRIALS: Final = 8
-
 _MODEL: Final = typer.Argument(..., help="Hugging Face id, folder, GGUF file, config.json, or demo.")
 _OUTPUT: Final = typer.Option(..., "-o", "--output", help="Profile to write; its journal P.jsonl lies beside it.")
 _WORKLOAD: Final = typer.Option(
@@ -213,6 +210,7 @@ def _with_quality(
 
     from kvplan import __version__
     from kvplan.core.records import QualityKey
+    from kvplan.quality import effort
     from kvplan.quality.scoring import QualityOptions, prepare, score
     from kvplan.runtime.loading import load_model
     from kvplan.store.journal import resume_quality
@@ -220,9 +218,9 @@ def _with_quality(
     loaded, spec = load_model(request.model), request.spec
     options = QualityOptions(
         block_tokens=request.block_tokens[0],
-        context_tokens=min(1024, spec.context_tokens - 1),
-        documents=QUICK_DOCUMENTS if quick else None,
-        trials=QUICK_TRIALS if quick else 16,
+        context_tokens=effort.context_tokens(request.workload, spec.context_tokens, quick=quick),
+        documents=effort.documents(quick=quick),
+        trials=effort.trials(request.workload, quick=quick),
         prefill=request.prefill,
         kernel=request.kernel,
         threads=request.threads,
