@@ -73,7 +73,7 @@ def test_scores_repeat_and_the_seed_draws_other_trials(demo: LoadedModel) -> Non
 
 def test_a_prompt_through_the_cache_costs_more_than_an_exact_one(demo: LoadedModel) -> None:
     exact, through = (
-        score(demo, ["int2"], replace(SMALL, trials=0, prefill=mode))[0]
+        score(demo, ["int2"], replace(SMALL, context_tokens=1024, trials=0, prefill=mode))[0]
         for mode in (Prefill.EXACT, Prefill.THROUGH_CACHE)
     )
 
