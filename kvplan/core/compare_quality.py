@@ -7,6 +7,7 @@ from typing import Final
 
 from kvplan.core.comparisons import FigureVerdict, Standing, Suspect
 from kvplan.core.plans import Quantity
+from kvplan.core.quality_bounds import flaw
 from kvplan.core.records import DocumentScore, Profile, Quality, QualityKey
 from kvplan.core.stats import mean_above_zero, sign_test_above
 
@@ -47,7 +48,7 @@ _MEASURES: Final = (
 
 def compare_quality(current: Profile, baseline: Profile, difference: str) -> list[FigureVerdict | Suspect]:
     """Return a verdict on every quality figure of *baseline*; *difference* is what keeps them apart, if anything."""
-    noise = next((q for q in baseline.quality if q.key.format in ("bf16", "fp16") and q.documents), None)
+    noise = next((q for q in baseline.quality if q.key.format in ("bf16", "fp16") and _sound(q)), None)
     found: list[FigureVerdict | Suspect] = []
     for base in baseline.quality:
         score = next((q for q in current.quality if _question(q.key) == _question(base.key)), None)
@@ -65,6 +66,10 @@ def compare_quality(current: Profile, baseline: Profile, difference: str) -> lis
     return found
 
 
+def _sound(quality: Quality) -> bool:
+    return bool(quality.documents) and not any(map(flaw, quality.documents))
+
+
 def _question(key: QualityKey) -> tuple[object, ...]:
     return (key.format, key.block_tokens, key.prefill, key.chunk_tokens)
 
@@ -79,8 +84,9 @@ def _missing(key: QualityKey) -> FigureVerdict:
 
 
 def _obstacle(score: Quality, base: Quality) -> str:
-    if any(document.positions < 1 for quality in (score, base) for document in quality.documents):
-        return "a document without scored positions"
+    for quality in (score, base):
+        if problem := next(filter(None, map(flaw, quality.documents)), ""):
+            return problem
     if score.key.data_digest != base.key.data_digest or len(score.documents) != len(base.documents):
         return "other text was scored"
     if score.key.kernel != base.key.kernel:

@@ -18,6 +18,8 @@ from kvplan.errors import InputError
 
 SKEW_DOCUMENTS: Final = 8
 """Fewer documents say too little of how skewed they are."""
+_NATS_MAX: Final = 700.0
+"""Of one position: e^-700 is next to the smallest number that 64 bits hold."""
 _SYMMETRIC: Final = 1e-6
 _LOST_PART: Final = 0.8
 """Of the error allowed to a retrieval drop, the part spent on lost keys; the rest is spent on gained ones."""
@@ -64,13 +66,13 @@ def bound_quality(quality: Quality, confidence: float) -> QualityBounds:
     """Return the bounds of one result, each one-sided at *confidence*.
 
     Raises:
-        InputError: A document, or all of them, scored nothing.
+        InputError: There are no documents, or one holds what no scoring gives.
     """
     documents = quality.documents
     positions = [document.positions for document in documents]
     total = sum(positions)
-    if not positions or min(positions) < 1:
-        raise InputError(f"quality of {quality.key.format}: a document without scored positions", hint="score it again")
+    if problem := next(filter(None, map(flaw, documents)), "" if documents else "no documents"):
+        raise InputError(f"quality of {quality.key.format}: {problem}", hint="score it again")
     increase = _ratio_bound([d.nll - d.nll_16bit for d in documents], positions, confidence)
     values = [value for document in documents for value in document.kl_values]
     return QualityBounds(
@@ -88,6 +90,16 @@ def bound_quality(quality: Quality, confidence: float) -> QualityBounds:
         kl_p99=percentile(values, 99) if values else None,
         retrieval_drop=retrieval_bound(quality.trials, confidence) if quality.trials else None,
     )
+
+
+def flaw(document: DocumentScore) -> str:
+    """Return what is impossible about a document's scores; empty where nothing is."""
+    if document.positions < 1:
+        return "a document without scored positions"
+    if not 0 <= document.flips <= document.positions:
+        return f"{document.flips} flips in {document.positions} positions"
+    worst = max(abs(document.nll), abs(document.nll_16bit), abs(document.kl)) / document.positions
+    return f"{worst:.3g} nats a position" if worst > _NATS_MAX else ""
 
 
 def retrieval_bound(trials: Sequence[RetrievalTrial], confidence: float) -> Bound:

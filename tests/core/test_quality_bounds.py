@@ -50,8 +50,16 @@ def test_one_document_has_no_bound_and_says_why() -> None:
     assert "one document" in bound.reason
 
 
-@pytest.mark.parametrize("documents", [(), (document(1), replace(document(1), positions=0))])
-def test_a_document_that_scored_nothing_is_refused(documents: tuple[DocumentScore, ...]) -> None:
+@pytest.mark.parametrize(
+    "documents",
+    [
+        (),
+        (document(1), replace(document(1), positions=0)),
+        (document(9, flips=10), document(9)),
+        (document(9, nll=1e9), document(9)),
+    ],
+)
+def test_scores_that_no_scoring_gives_are_refused(documents: tuple[DocumentScore, ...]) -> None:
     with pytest.raises(InputError, match="int4"):
         bound_quality(quality(*documents), 0.95)
 
