@@ -140,17 +140,17 @@ class KVLayout:
         last = self.sections[-1]
         return round_up(last.offset_bytes + last.nbytes, SLAB_ALIGN_BYTES)
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of one page of one layer."""
         return self.kv_heads * self.slab_bytes
 
-    @property
+    @cached_property
     def key_ring_tokens(self) -> int:
         """Tokens that the ring of K holds; 0 where tokens go straight to pages."""
         return self._ring_tokens(self.format.key, self.format.key_flush)
 
-    @property
+    @cached_property
     def value_ring_tokens(self) -> int:
         """Tokens that the ring of V holds; 0 where tokens go straight to pages."""
         return self._ring_tokens(self.format.value, self.format.value_flush)
@@ -163,12 +163,12 @@ class KVLayout:
         """Tokens that the sink buffer holds: the sinks, rounded up to a run of lanes."""
         return round_up(self.format.sink_tokens, LANES)
 
-    @property
+    @cached_property
     def ring_bytes(self) -> int:
         """Bytes of one sequence's residual in one layer."""
         return self.kv_heads * self.head_dim * 2 * (self.key_ring_tokens + self.value_ring_tokens)
 
-    @property
+    @cached_property
     def sink_bytes(self) -> int:
         """Bytes of one sequence's sinks in one layer."""
         return self.kv_heads * self.head_dim * 2 * 2 * self.sink_capacity_tokens

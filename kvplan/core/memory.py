@@ -136,12 +136,14 @@ class MemoryModel:
         return self.layouts[0][0].blocks(tokens)
 
     def shared_blocks(self, bucket: Bucket) -> int:
-        """Return the whole blocks at the start that all sequences of the bucket can hold together."""
+        """Return the whole blocks at the start that all sequences of the bucket can hold together.
+
+        It is shared as it stood when it ended: what was in the residual then is each sequence's own.
+        """
         if not self.workload.prefix_caching:
             return 0
         layout = self.layouts[0][0]
-        whole = max(0, bucket.shared_prefix_tokens - self.form.sink_tokens)
-        return min(whole, *layout.quantized_tokens(bucket.total_tokens)) // self.block_tokens
+        return min(layout.quantized_tokens(bucket.shared_prefix_tokens)) // self.block_tokens
 
     def pool_blocks(self, concurrency: int) -> int:
         """Return the blocks that all sequences hold at full length."""

@@ -60,7 +60,7 @@ def test_a_shared_prefix_is_held_once_and_in_whole_blocks_only() -> None:
 
 
 def test_a_prefix_that_is_still_in_the_residual_is_not_shared() -> None:
-    bucket = Bucket(name="a", prompt_tokens=256, generate_tokens=1, shared_prefix_tokens=256)
+    bucket = Bucket(name="a", prompt_tokens=2048, generate_tokens=1, shared_prefix_tokens=256)
     assert memory("kivi-k4v4-g64-r128", bucket).shared_blocks(bucket) == 2
     assert memory("bf16", bucket).shared_blocks(bucket) == 4
 
