@@ -229,6 +229,13 @@ def long_cases() -> tuple[Case, ...]:
     )
 
 
+def outlier_cases() -> tuple[Case, ...]:
+    """Return cases of few large channels among many small ones: what rounding operands to a common unit hurts most."""
+    formats = ("int8", "k8v8-g32", "k8v8-g128", "kivi-k8v8-g32", "kivi-k8v8-g128", "kivi-k4v4-g64")
+    outliers = Case(format="int8", block_tokens=128, queries=4, lengths=(256, 2048), data=Data.OUTLIERS)
+    return tuple(replace(outliers, format=name, head_dim=dim) for name, dim in product(formats, (128, 256)))
+
+
 def speed_cases() -> tuple[Case, ...]:
     """Return the cases that are timed: one sequence of 32,768 tokens, 32 query heads, 8 KV heads, head size 128."""
     return tuple(replace(_SPEED, format=name) for name in SPEED_FORMATS)
@@ -236,4 +243,4 @@ def speed_cases() -> tuple[Case, ...]:
 
 def all_cases() -> tuple[Case, ...]:
     """Return all cases, each once."""
-    return tuple(dict.fromkeys((*covering_cases(), *long_cases(), *speed_cases())))
+    return tuple(dict.fromkeys((*covering_cases(), *long_cases(), *outlier_cases(), *speed_cases())))

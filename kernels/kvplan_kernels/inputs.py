@@ -19,6 +19,8 @@ QUERY_TYPE: Final = {
     QueryType.FP32: torch.float32,
 }
 _SINGLE_TOKENS: Final = 2
+_LEFT_BYTES: Final = (0xFF, 0x7B)
+"""NaN in both 16-bit types; 61,280 in fp16 and 1.3e36 in bf16."""
 AppendCall = Callable[[LayerCache, Batch, Tensor, Tensor, Tensor], int]
 
 
@@ -27,7 +29,7 @@ class Inputs:
     """A case's tensors.
 
     Attributes:
-        cache: Holds no token yet; all its bytes are 255, NaN in both 16-bit types.
+        cache: Holds no token yet; its bytes are what a page's last owner may have left: NaN, or huge numbers.
         empty: The batch before any append.
         batch: The batch once all tokens are held.
         key: As handed in, [longest length, kv_heads, head_dim]: each sequence holds its first tokens.
@@ -140,8 +142,9 @@ def _empty_cache(case: Case, layout: KVLayout, generator: torch.Generator) -> tu
     width = max(layout.blocks(length) for length in case.lengths)
     blocks = width * rows + 1
     cache = LayerCache.allocate(layout, blocks=blocks, slots=rows + 1)
+    left = _LEFT_BYTES[int(torch.randint(len(_LEFT_BYTES), (), generator=generator))]
     for buffer in (cache.pages, cache.ring, cache.sinks):
-        buffer.fill_(0xFF)
+        buffer.fill_(left)
     order = torch.arange(blocks) if case.tables is Tables.ORDERED else torch.randperm(blocks, generator=generator)
     table = order[: width * rows].reshape(rows, width).to(torch.int32)
     slots = torch.randperm(rows + 1, generator=generator)[:rows].to(torch.int32)
