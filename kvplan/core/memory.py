@@ -84,8 +84,11 @@ def layer_layouts(model: ModelSpec, form: CacheFormat, block_tokens: int) -> tup
     """Return the distinct layouts of the model's layers, each with its number of layers.
 
     Raises:
+        InputError: The model has no layers.
         UnsupportedFormatError: No kernel takes the format with this model and block size.
     """
+    if not model.layers:
+        raise InputError(f"{model.name} has no layers that cache anything")
     try:
         layouts = [layer.layout(form, block_tokens, model.float_type) for layer in model.layers]
     except UnsupportedError as error:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from math import ceil
-from typing import Final
 
 from kvplan.core.assessments import Measurements, assess, memory_of
 from kvplan.core.formats import read_format
@@ -13,25 +12,22 @@ from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Workload
 from kvplan.units import format_bytes
 
-_TIMES: Final = (Quantity.TPOT, Quantity.TTFT)
-
 
 def find_remedies(
     options: Sequence[Option], workload: Workload, model: ModelSpec, known: Measurements
 ) -> tuple[Remedy, ...]:
     """Return at most one remedy of a kind: the one that changes least, then the least aggressive setting for it."""
-    sound = [o for o in options if _statuses(o, excluding=(Quantity.MEMORY, *_TIMES)) <= {Status.FITS}]
-    small = [o for o in sound if _statuses(o, excluding=(Quantity.MEMORY,)) <= {Status.FITS}]
+    small = [option for option in options if _only_memory_is_over(option)]
     found = [
-        _fewer_sessions(sound, workload, model, known),
+        _fewer_sessions(options, workload, model, known),
         _shorter_context(small, workload, model, known),
         _more_memory(small, workload, model, known),
     ]
     return tuple(remedy for remedy in found if remedy is not None)
 
 
-def _statuses(option: Option, *, excluding: Sequence[Quantity]) -> set[Status]:
-    return {verdict.status for verdict in option.verdicts if verdict.quantity not in excluding}
+def _only_memory_is_over(option: Option) -> bool:
+    return all(v.status is Status.FITS for v in option.verdicts if v.quantity is not Quantity.MEMORY)
 
 
 def _fewer_sessions(

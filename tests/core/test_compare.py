@@ -97,6 +97,23 @@ def test_a_machine_twice_as_slow_in_everything_holds(make: Any) -> None:
     assert compare_profiles(replace(base, cells=tuple(cells)), base).status is ExitStatus.DONE
 
 
+def test_a_cell_whose_few_repeats_agree_by_chance_borrows_the_spread_of_others(maker: Any) -> None:
+    def agree(factor: float) -> Callable[[Cell], Cell]:
+        def change(cell: Cell) -> Cell:
+            seconds = Figure.measured("s", ((1.0,),) * 5)
+            return replace(
+                cell,
+                figures=cell.figures | {"tpot_s": Figure.measured("s", ((factor,),) * 5), "tpot_16bit_s": seconds},
+            )
+
+        return change
+
+    base = change_cell(maker(noise=0.12, seed=1).profile(), LABEL, agree(1.0001))
+    second = change_cell(maker(noise=0.12, seed=2).profile(), LABEL, agree(1.12))
+    (verdict,) = [v for v in compare_profiles(second, base).verdicts if (v.cell, v.figure) == (LABEL, "tpot_s")]
+    assert verdict.standing is not Standing.REGRESSED
+
+
 def without_reference(profile: Profile) -> Profile:
     absent = Figure.absent("s", Evidence.MEASURED, "does not fit beside it")
     return change_cell(profile, LABEL, lambda c: replace(c, figures=c.figures | {"tpot_16bit_s": absent}))

@@ -91,6 +91,11 @@ def test_a_model_without_weights_is_refused() -> None:
         model.plan(1)
 
 
+def test_a_model_without_layers_is_refused() -> None:
+    with pytest.raises(InputError, match="no layers"):
+        replace(memory(), model=replace(MODEL, layers=())).plan(1)
+
+
 def test_a_block_size_that_no_kernel_takes_is_refused_with_its_reason() -> None:
     with pytest.raises(UnsupportedFormatError, match="no multiple of the group size"):
         memory("kivi-k4v4-g64-r128", block_tokens=32).plan(1)

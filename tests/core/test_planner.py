@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from kvplan.core.assessments import Measurements
 from kvplan.core.planner import make_plan
 from kvplan.core.plans import Gap, Outcome, Plan, Quantity, Status
-from kvplan.core.records import CellStatus, Profile
-from kvplan.core.workloads import Bucket, QualityBudget, Search, Target, Workload
+from kvplan.core.records import Cell, CellStatus, Figure, Profile
+from kvplan.core.workloads import Bucket, Prefill, QualityBudget, Search, Target, Workload
 from kvplan.errors import InputError, UnsupportedFormatError
 
 MIB = 1 << 20
@@ -190,6 +190,29 @@ def test_a_slower_pick_says_so(make: Any) -> None:
 def test_a_pick_without_a_quality_budget_says_that_nothing_guards_quality(make: Any) -> None:
     made = plan(make, memory_bytes=150 * MIB, quality=QualityBudget())
     assert any("no quality budget" in remark for remark in made.remarks)
+
+
+def test_quality_of_another_prefill_decides_nothing(make: Any) -> None:
+    workload = make.workload(memory_bytes=150 * MIB, prefill=Prefill.THROUGH_CACHE)
+    made = make_plan(workload, make.model(), known(make.profile()))
+    assert made.outcome is Outcome.UNDECIDED
+    assert ("int8", 64, "perplexity increase") in made.missing
+
+
+def test_of_several_thread_counts_the_most_is_planned_with(make: Any) -> None:
+    profile = make.profile()
+
+    def alone(cell: Cell) -> Cell:
+        slow = {k: Figure.measured("s", ((9.0,),) * 5) for k, f in cell.figures.items() if f.repeats}
+        return replace(cell, key=replace(cell.key, threads=1), figures=cell.figures | slow)
+
+    both = replace(profile, cells=(*(alone(cell) for cell in profile.cells), *profile.cells))
+    assert picked(plan(make, memory_bytes=1 << 30, profile=both)) == "bf16"
+
+
+def test_no_remedy_names_a_setting_over_the_quality_budget(make: Any) -> None:
+    made = plan(make, memory_bytes=100 * MIB)
+    assert {remedy.format for remedy in made.remedies} <= {"bf16", "int8", "k8v4"}
 
 
 def test_retrieval_that_was_not_measured_is_missing_and_not_met(make: Any) -> None:

@@ -60,6 +60,11 @@ def test_a_residual_grows_in_16_bits_first_and_then_in_the_format(make: Any) -> 
         size = size_cache(make.model(), parse("kivi-k4v4-g64-r128"), 64, tokens).logical
         return size.growth_bytes_per_token, size.fixed_bytes_per_sequence
 
+    def allocated(tokens: int) -> float:
+        return size_cache(make.model(), parse("kivi-k4v4-g64-r128"), 64, tokens).allocated.growth_bytes_per_token
+
+    assert allocated(100) == 0
+    assert allocated(4096) == 4 * 2 * 2 * (32 + 4)
     assert logical(100) == (4 * 2 * 2 * 128, 0)
     growth, fixed = logical(4096)
     assert growth == 4 * 2 * 2 * (32 + 4)
