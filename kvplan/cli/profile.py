@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kvplan.errors import ExitStatus, InputError
+from kvplan.errors import ExitStatus, InputError, KvplanError
 
 if TYPE_CHECKING:
     from kvplan.core.records import Profile
@@ -106,11 +106,17 @@ def _measure(
     """Measure the cells, then the quality, and write the profile after each."""
     from kvplan.measure.progress import open_progress
     from kvplan.measure.session import Session
-    from kvplan.store.journal import Journal, journal_path
+    from kvplan.store.journal import Journal, journal_path, read_journal
     from kvplan.store.profiles import save_profile
 
-    with Journal(journal_path(output), keep=resume) as journal, open_progress() as progress:
-        profile = Session(machine, request, journal, progress).run()
+    path = journal_path(output)
+    with Journal(path, keep=resume) as journal, open_progress() as progress:
+        try:
+            profile = Session(machine, request, journal, progress).run()
+        except KvplanError:
+            if not read_journal(path).cells:
+                path.unlink()  # nothing was measured: nothing is left to resume
+            raise
         save_profile(profile, output)
         if quality and request.spec.weight_bytes is not None:
             profile = _with_quality(profile, request, journal, progress, quick=quick)

@@ -198,7 +198,7 @@ DEVICES: Final[dict[str, Callable[[str], Device]]] = {"cpu": CpuDevice}
 
 
 def open_device(name: str, kernel_variant: str = "") -> Device:
-    """Return the device called *name*; auto is the processor.
+    """Return the device called *name*, by its kind or as `kvplan devices` names it; auto is the processor.
 
     Raises:
         UnsupportedFormatError: A device that no kernel here runs on.
@@ -207,6 +207,10 @@ def open_device(name: str, kernel_variant: str = "") -> Device:
     wanted = "cpu" if name == "auto" else name
     if wanted in DEVICES:
         return DEVICES[wanted](kernel_variant)
+    for make in DEVICES.values():
+        device = make(kernel_variant)
+        if device.info.name == name:
+            return device
     if wanted.startswith("cuda"):
         raise UnsupportedFormatError(f"device {name}: no kernel here runs on CUDA", hint="use --device cpu")
     raise InputError(f"no device {name!r}", hint=f"use {', '.join(DEVICES)} or auto")

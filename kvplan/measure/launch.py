@@ -65,12 +65,12 @@ def launch(job: Job) -> Generator[Message, None, None]:
 def _talk(process: "subprocess.Popen[bytes]", job: bytes) -> Iterator[Message]:
     if process.stdin is None or process.stdout is None:
         raise ValueError("the process has no pipes")
-    with process.stdin as pipe:
-        try:
-            pipe.write(job)
-        except BrokenPipeError:
-            return
     with process.stdout as lines:
+        try:
+            with process.stdin as pipe:
+                pipe.write(job)
+        except BrokenPipeError:
+            return  # it is gone already; its exit status says more
         for line in lines:
             if line.endswith(b"\n"):  # a process that dies in the middle of a line has not said it
                 yield DECODER.decode(line)

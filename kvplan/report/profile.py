@@ -10,6 +10,7 @@ from kvplan.report.table import plain_table
 from kvplan.units import format_bytes, format_seconds
 
 _ABSENT: Final = "-"
+_SHOWN_CELLS: Final = 3
 _COLUMNS: Final = (
     ("format", False), ("block", True), ("sequences", False), ("KV", True), ("TPOT", True), ("of 16-bit", True),
     ("attention", True), ("of 16-bit", True), ("TTFT", True),
@@ -24,7 +25,9 @@ def print_profile(console: Console, profile: Profile, output: str) -> None:
             table.add_row(*map(escape, _row(cell)))
     console.print(table)
     for (status, reason), cells in _ended_otherwise(profile).items():
-        text = f"{status}: {reason}: {', '.join(cell.key.label for cell in cells)}"
+        shown = ", ".join(cell.key.label for cell in cells[:_SHOWN_CELLS])
+        more = f" and {len(cells) - _SHOWN_CELLS} more" if len(cells) > _SHOWN_CELLS else ""
+        text = f"{status}: {reason}: {shown}{more}"
         console.print(text, markup=False, highlight=False)
     scored = f", quality of {len(profile.quality)} formats" if profile.quality else ""
     text = f"{output}: {len(profile.cells)} cells{scored}; {profile.device.name}, {profile.how.get('kernel', '')}"

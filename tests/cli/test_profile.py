@@ -13,7 +13,7 @@ import pytest
 from kvplan.cli import main
 from kvplan.core.records import CellStatus, Figure, Profile
 from kvplan.core.specs import Evidence
-from kvplan.errors import ExitStatus
+from kvplan.errors import DoesNotFitError, ExitStatus
 from kvplan.measure import session
 from kvplan.store.journal import Journal, read_journal
 from kvplan.store.profiles import load_profile
@@ -243,6 +243,20 @@ def test_bad_input_is_one_line_and_leaves_no_file(
 def test_a_model_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str], output: Path) -> None:
     assert main(["profile", "no/such-model", "-o", str(output), "--kernel", "reference"]) == ExitStatus.BAD_INPUT
     assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_run_that_measured_nothing_leaves_no_file(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(_: object) -> object:
+        raise DoesNotFitError("the model needs more memory than there is")
+
+    monkeypatch.setattr(session.Session, "run", run)
+
+    assert main(arguments) == ExitStatus.NOT_MET
+    assert "more memory" in capsys.readouterr().err
+    assert not output.exists()
+    assert not output.with_suffix(".jsonl").exists()
 
 
 def test_without_the_packages_the_command_says_what_to_install(

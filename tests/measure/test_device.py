@@ -50,6 +50,10 @@ def test_the_device_of_auto_is_the_processor() -> None:
     assert open_device("auto").info == open_device("cpu").info
 
 
+def test_a_device_goes_by_its_own_name_too() -> None:
+    assert open_device(CpuDevice().info.name).info == CpuDevice().info
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "status"),
     [("cuda", UnsupportedFormatError, ExitStatus.UNSUPPORTED), ("tpu", InputError, ExitStatus.BAD_INPUT)],

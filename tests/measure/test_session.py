@@ -121,8 +121,11 @@ def test_a_cell_that_stays_disturbed_is_marked_and_keeps_its_best_attempt(worker
 
 
 def test_a_crash_is_pinned_on_its_cell_and_the_rest_goes_on(worker: Any, run: Run, notes: Notes) -> None:
+    crashes: list[int] = []
+
     def script(process: int, key: CellKey) -> Conditions:
         if key.label == "int8/b32/chatx6":
+            crashes.append(process)
             raise WorkerDiedError(1, "ValueError: broken")
         return QUIET
 
@@ -134,6 +137,7 @@ def test_a_crash_is_pinned_on_its_cell_and_the_rest_goes_on(worker: Any, run: Ru
     assert found.pop("int8/b32/chatx6").reason == "ValueError: broken"
     assert {cell.status for cell in found.values()} == {CellStatus.OK}
     assert all(len(cell.figures["tpot_s"].repeats) == 2 for cell in found.values())
+    assert len(crashes) == 2, "once among others, once alone, and in no later repeat"
     assert any("one by one" in note for note in notes.notes)
 
 
