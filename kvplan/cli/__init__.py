@@ -29,6 +29,7 @@ def build_app() -> typer.Typer:
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         add_completion=False,
+        rich_markup_mode=None,  # plain help: importing rich for it takes a third of the start
     )
 
     @app.callback()
