@@ -216,6 +216,7 @@ def _with_quality(
 
     from kvplan import __version__
     from kvplan.core.records import QualityKey
+    from kvplan.measure.session import refusal_lines
     from kvplan.quality import effort
     from kvplan.quality.scoring import QualityOptions, prepare, score
     from kvplan.runtime.loading import load_model
@@ -241,8 +242,8 @@ def _with_quality(
         for name in _scored_formats(request)
     ]  # fmt: skip
     kept, refused = resume_quality(journal.contents.quality, wanted)
-    for refusal in refused:
-        progress.note(f"not resumed: {refusal.label} {refusal.reason}")
+    for line in refusal_lines(refused):
+        progress.note(line)
     missing = [key.format for key in wanted if key not in kept]
     if missing:
         progress.note(f"quality of {', '.join(missing)}")

@@ -24,7 +24,7 @@ from kvplan.measure.launch import KILLED, Launch, WorkerDiedError, launch
 from kvplan.measure.progress import Progress
 from kvplan.measure.repeats import FINAL, failed, least_disturbed, repeats_of, with_repeat
 from kvplan.runtime.ops import Kernel
-from kvplan.store.journal import Journal, resume_cells
+from kvplan.store.journal import Journal, Refusal, resume_cells
 from kvplan.units import format_bytes
 
 REPEATS: Final = 5
@@ -120,8 +120,8 @@ class Session:
         self._cells |= kept
         for problem in contents.problems:
             self._progress.note(problem)
-        for refusal in refused:
-            self._progress.note(f"not resumed: {refusal.label} {refusal.reason}")
+        for line in refusal_lines(refused):
+            self._progress.note(line)
         if contents.header is not None and kept:
             self._progress.note(f"resumed: {len(kept)} of {len(self.grid.keys)} cells")
             figures = contents.header.base_figures
@@ -288,6 +288,14 @@ KERNEL_16BIT: Final = "best 16-bit kernel"
 ROTATION: Final = "buffers rotated over"
 _LEARNED: Final = (KERNEL_16BIT, ROTATION)
 _LEARNED_SEPARATOR: Final = " or "
+
+
+def refusal_lines(refused: Iterable[Refusal]) -> list[str]:
+    """Return what a resumed run does not take, one line a reason."""
+    labels: dict[str, list[str]] = {}
+    for refusal in refused:
+        labels.setdefault(refusal.reason, []).append(refusal.label)
+    return [f"not resumed, {reason}: {', '.join(names)}" for reason, names in labels.items()]
 
 
 def plan_grid(device: Device, request: Request) -> Grid:

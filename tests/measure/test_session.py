@@ -195,7 +195,10 @@ def test_what_was_measured_on_something_else_is_refused_by_name(worker: Any, run
     run(keep=True, repeats=1, threads=2)
 
     assert len(worker.ran[0]) == 6
-    assert "not resumed: bf16/b32/chatx6 threads 1 is now 2" in notes.notes
+    refusals = [note for note in notes.notes if note.startswith("not resumed")]
+    assert len(refusals) == 1
+    assert refusals[0].startswith("not resumed, threads 1 is now 2: ")
+    assert "bf16/b32/chatx6" in refusals[0]
 
 
 def test_a_finished_journal_measures_nothing_again(worker: Any, run: Run) -> None:
