@@ -38,6 +38,9 @@ _REPEATS: Final = typer.Option(
 _RETRIES: Final = typer.Option(
     None, min=0, help="How often a disturbed repeat is measured again. Default: 2, 1 with --quick.", show_default=False
 )
+_TOLERANCE: Final = typer.Option(
+    "10%", "--max-disturbance", help="Core time that other processes may take before a repeat counts as disturbed."
+)
 _QUICK: Final = typer.Option(False, "--quick", help="Fewer samples, repeats and documents.")
 _RESUME: Final = typer.Option(False, "--resume", help="Go on with an interrupted run's journal.")
 _FORCE: Final = typer.Option(False, "--force", help="Overwrite the profile and its journal.")
@@ -66,6 +69,7 @@ def profile_command(
     threads: int | None = _THREADS,
     repeats: int | None = _REPEATS,
     retries: int | None = _RETRIES,
+    max_disturbance: str = _TOLERANCE,
     quick: bool = _QUICK,
     resume: bool = _RESUME,
     force: bool = _FORCE,
@@ -88,7 +92,7 @@ def profile_command(
     asked = _workload(model, workload)
     request = _request(
         model, asked, formats=formats, blocks=block_size, prefill=prefill, kernel=kernel, threads=threads,
-        repeats=repeats, retries=retries, quick=quick,
+        repeats=repeats, retries=retries, max_disturbance=max_disturbance, quick=quick,
     )  # fmt: skip
     machine = open_device(device if device != "auto" else asked.device, request.kernel_name.rpartition("/")[2])
     try:
@@ -151,7 +155,7 @@ def _workload(model: str, path: Path | None) -> "Workload":
 
 def _request(
     model: str, asked: "Workload", *, formats: list[str], blocks: list[int], prefill: str | None, kernel: str,
-    threads: int | None, repeats: int | None, retries: int | None, quick: bool,
+    threads: int | None, repeats: int | None, retries: int | None, max_disturbance: str, quick: bool,
 ) -> "Request":  # fmt: skip
     from dataclasses import replace
 
@@ -159,6 +163,7 @@ def _request(
     from kvplan.measure.session import Request
     from kvplan.runtime.ops import load_ops
     from kvplan.store.models import load_model_spec
+    from kvplan.units import parse_share
 
     count = threads or usable_cores()
     chosen = _kernel(kernel)
@@ -179,6 +184,7 @@ def _request(
         request,
         repeats=request.repeats if repeats is None else repeats,
         retries=request.retries if retries is None else retries,
+        tolerance=parse_share(max_disturbance),
     )
 
 

@@ -9,11 +9,11 @@ from kvplan import __version__
 from kvplan.core.records import Conditions
 from kvplan.measure.device import Device, Usage
 
-FOREIGN_SHARE_MAX: Final = 0.10
-"""Core time of other processes above which a repeat is measured again: a tenth of the cores moves memory-bound times
-by about as much as the margin that `kvplan check` allows on a CPU."""
-STEAL_SHARE_MAX: Final = 0.02
-"""Stolen core time above which a repeat is measured again; stolen time stalls one thread and with it the whole step."""
+TOLERANCE: Final = 0.10
+"""Core time of other processes, as a share, above which a repeat is measured again: a tenth of the cores moves
+memory-bound times by about as much as the margin that `kvplan check` allows on a CPU."""
+STEAL_WEIGHT: Final = 5
+"""Stolen time counts five times: it stalls one thread and with it the whole step."""
 
 _PACKAGES: Final = ("torch", "transformers", "numpy", "accelerate", "gguf", "safetensors")
 
@@ -55,11 +55,11 @@ class Watch:
         )
 
 
-def disturbance(conditions: Conditions) -> str:
-    """Return what disturbed a repeat; empty where nothing did."""
+def disturbance(conditions: Conditions, tolerance: float = TOLERANCE) -> str:
+    """Return what disturbed a repeat beyond *tolerance*; empty where nothing did."""
     found = []
-    if conditions.foreign_cpu_share > FOREIGN_SHARE_MAX:
+    if conditions.foreign_cpu_share > tolerance:
         found.append(f"other processes took {conditions.foreign_cpu_share:.0%} of the cores")
-    if conditions.steal_share > STEAL_SHARE_MAX:
+    if STEAL_WEIGHT * conditions.steal_share > tolerance:
         found.append(f"the hypervisor took {conditions.steal_share:.0%} of the cores")
     return " and ".join(found)

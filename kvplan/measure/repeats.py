@@ -7,7 +7,7 @@ from kvplan.core.figures import FIGURES
 from kvplan.core.records import Cell, CellKey, CellStatus, Figure
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.measure.cells import exact_figures
-from kvplan.measure.environment import disturbance
+from kvplan.measure.environment import TOLERANCE, disturbance
 from kvplan.measure.jobs import Measured
 
 FINAL: Final = (CellStatus.OUT_OF_MEMORY, CellStatus.UNSUPPORTED, CellStatus.FAILED)
@@ -19,8 +19,8 @@ def repeats_of(cell: Cell | None) -> int:
     return len(cell.conditions) if cell is not None else 0
 
 
-def with_repeat(cell: Cell | None, measured: Measured, spec: ModelSpec) -> Cell:
-    """Return *cell*, or a new one, with one more repeat."""
+def with_repeat(cell: Cell | None, measured: Measured, spec: ModelSpec, tolerance: float = TOLERANCE) -> Cell:
+    """Return *cell*, or a new one, with one more repeat; disturbed where a repeat was beyond *tolerance*."""
     exact = exact_figures(measured.key, spec)
     if measured.status is not CellStatus.OK or measured.conditions is None:
         return Cell(key=measured.key, status=measured.status, reason=measured.reason, figures=exact)
@@ -38,7 +38,8 @@ def with_repeat(cell: Cell | None, measured: Measured, spec: ModelSpec) -> Cell:
     before_conditions = cell.conditions if cell is not None else ()
     conditions = (*before_conditions, measured.conditions)
     found = Cell(key=measured.key, status=CellStatus.OK, figures=figures, conditions=conditions)
-    disturbed = [f"repeat {rank}: {what}" for rank, what in enumerate(map(disturbance, conditions), start=1) if what]
+    found_at = (disturbance(one, tolerance) for one in conditions)
+    disturbed = [f"repeat {rank}: {what}" for rank, what in enumerate(found_at, start=1) if what]
     return replace(found, status=CellStatus.DISTURBED, reason=disturbed[0]) if disturbed else found
 
 

@@ -18,7 +18,7 @@ from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.core.workloads import Prefill, Workload
 from kvplan.measure.cells import Grid, Setting, cache_budget, plan_cells
 from kvplan.measure.device import Device
-from kvplan.measure.environment import disturbance, versions
+from kvplan.measure.environment import TOLERANCE, disturbance, versions
 from kvplan.measure.jobs import FULL_EFFORT, QUICK_EFFORT, Effort, Job, Measured, Refused, Started
 from kvplan.measure.launch import KILLED, Launch, WorkerDiedError, launch
 from kvplan.measure.progress import Progress
@@ -40,6 +40,7 @@ class Request:
     Attributes:
         model: As the user named it.
         retries: How often a disturbed repeat is measured again.
+        tolerance: Core time of other processes, as a share, from which on a repeat is disturbed.
         command: What the user typed.
     """
 
@@ -55,6 +56,7 @@ class Request:
     device: str = "cpu"
     repeats: int = REPEATS
     retries: int = RETRIES
+    tolerance: float = TOLERANCE
     effort: Effort = FULL_EFFORT
     command: str = ""
     memory_limit_bytes: int | None = None
@@ -197,12 +199,16 @@ class Session:
         for measured in received:
             attempts = repeat.attempts.setdefault(measured.key, [])
             attempts.append(measured)
-            if measured.conditions is not None and disturbance(measured.conditions) and not last:
+            if (
+                measured.conditions is not None
+                and disturbance(measured.conditions, self._request.tolerance)
+                and not last
+            ):
                 again.append(measured.key)
                 continue
             best = least_disturbed(attempts)
             self._note(best)
-            self._keep(with_repeat(self._cells.get(best.key), best, self._request.spec))
+            self._keep(with_repeat(self._cells.get(best.key), best, self._request.spec, self._request.tolerance))
         if again:
             repeat.disturbed.append(tuple(again))
         self._tell(repeat)
@@ -269,6 +275,7 @@ class Session:
             "threads": str(request.threads),
             "kernel": request.kernel_name,
             "prefill": str(request.prefill),
+            "tolerance": f"{request.tolerance:.0%} of the cores' time to other processes",
             "concurrency": str(request.workload.target.concurrency),
             "command": request.command,
         }

@@ -5,7 +5,7 @@ import pytest
 
 from kvplan.errors import ExitStatus, InputError, KvplanError, MissingPartError, UnsupportedFormatError
 from kvplan.measure.device import CpuDevice, FakeDevice, Usage, last_level_cache_bytes, open_device, parse_usage
-from kvplan.measure.environment import FOREIGN_SHARE_MAX, STEAL_SHARE_MAX, Watch, disturbance
+from kvplan.measure.environment import STEAL_WEIGHT, TOLERANCE, Watch, disturbance
 
 
 def usage(total: float, busy: float = 0, steal: float = 0, own: float = 0) -> Usage:
@@ -91,9 +91,9 @@ def test_own_work_alone_disturbs_nothing() -> None:
 @pytest.mark.parametrize(
     ("foreign", "steal", "said"),
     [
-        (FOREIGN_SHARE_MAX * 1.5, 0, "other processes took 15%"),
-        (0, STEAL_SHARE_MAX * 2, "the hypervisor took 4%"),
-        (FOREIGN_SHARE_MAX, STEAL_SHARE_MAX, ""),
+        (TOLERANCE * 1.5, 0, "other processes took 15%"),
+        (0, 2 * TOLERANCE / STEAL_WEIGHT, "the hypervisor took 4%"),
+        (TOLERANCE, TOLERANCE / STEAL_WEIGHT, ""),
     ],
 )
 def test_a_disturbance_is_named_with_its_share(foreign: float, steal: float, said: str) -> None:

@@ -120,6 +120,17 @@ def test_a_cell_that_stays_disturbed_is_marked_and_keeps_its_best_attempt(worker
     assert profile.cells[0].figures["tpot_s"].repeats == ((4.0,),)
 
 
+def test_a_user_may_tolerate_more(worker: Any, run: Run) -> None:
+    worker.script = lambda process, key: NOISY
+
+    profile = run(repeats=1, tolerance=0.6)
+
+    assert len(worker.ran) == 1
+    assert {cell.status for cell in profile.cells} == {CellStatus.OK}
+    assert profile.how["tolerance"].startswith("60%")
+    assert profile.cells[0].conditions[0].foreign_cpu_share == 0.5
+
+
 def test_a_crash_is_pinned_on_its_cell_and_the_rest_goes_on(worker: Any, run: Run, notes: Notes) -> None:
     crashes: list[int] = []
 
