@@ -229,11 +229,14 @@ def long_cases() -> tuple[Case, ...]:
     )
 
 
-def outlier_cases() -> tuple[Case, ...]:
-    """Return cases of few large channels among many small ones: what rounding operands to a common unit hurts most."""
+def hard_cases() -> tuple[Case, ...]:
+    """Return cases that strain integer operands: few large channels among many small ones, and the largest sums."""
     formats = ("int8", "k8v8-g32", "k8v8-g128", "kivi-k8v8-g32", "kivi-k8v8-g128", "kivi-k4v4-g64")
-    outliers = Case(format="int8", block_tokens=128, queries=4, lengths=(256, 2048), data=Data.OUTLIERS)
-    return tuple(replace(outliers, format=name, head_dim=dim) for name, dim in product(formats, (128, 256)))
+    case = Case(format="int8", block_tokens=128, queries=4, lengths=(256, 2048))
+    return tuple(
+        replace(case, format=name, head_dim=dim, data=data)
+        for name, dim, data in product(formats, (128, 256), (Data.OUTLIERS, Data.EXTREME))
+    )
 
 
 def speed_cases() -> tuple[Case, ...]:
@@ -243,4 +246,4 @@ def speed_cases() -> tuple[Case, ...]:
 
 def all_cases() -> tuple[Case, ...]:
     """Return all cases, each once."""
-    return tuple(dict.fromkeys((*covering_cases(), *long_cases(), *outlier_cases(), *speed_cases())))
+    return tuple(dict.fromkeys((*covering_cases(), *long_cases(), *hard_cases(), *speed_cases())))

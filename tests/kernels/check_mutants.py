@@ -109,9 +109,9 @@ MUTANTS: Final = (
         after="0.0f : 0.0f",
     ),
     Mutant(
-        name="operands keep 8 bits of 15",
+        name="operands keep 8 bits of 16",
         file="vectors.h",
-        before="OPERAND_MOST = 16256.0f",
+        before="OPERAND_MOST = 32512.0f",
         after="OPERAND_MOST = 127.0f",
     ),
     Mutant(

@@ -9,7 +9,7 @@ from torch import Tensor
 from kvplan_kernels.append import cpu as append_cpu
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import TORCH_FLOAT, LayerCache
-from kvplan_kernels.cases import Case, Data, covering_cases, long_cases, outlier_cases, speed_cases
+from kvplan_kernels.cases import Case, Data, covering_cases, hard_cases, long_cases, speed_cases
 from kvplan_kernels.decode import cpu as decode_cpu
 from kvplan_kernels.decode.op import QUANTIZATION_SHARE, output_bound, received_bound
 from kvplan_kernels.decode.reference import attend, decode
@@ -23,7 +23,7 @@ from kvplan_kernels.sequence import sequences
 
 VARIANT = "KVPLAN_CPU_VARIANT"
 SIDE_BY_SIDE = [
-    *(pytest.param(case, id=str(case)) for case in covering_cases() + long_cases() + outlier_cases()),
+    *(pytest.param(case, id=str(case)) for case in covering_cases() + long_cases() + hard_cases()),
     *(pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in speed_cases()),
 ]
 
