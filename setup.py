@@ -29,6 +29,7 @@ OPENMP = "-fopenmp"  # for compiling only: the loader binds the runtime that tor
 AVX2 = ["-mavx2", "-mfma", "-mf16c"]
 AVX512 = [*AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni", "-mprefer-vector-width=512"]
 VARIANTS = {
+    "avx512_amx": ["-DKVPLAN_AVX512", "-DKVPLAN_AMX", *AVX512, "-mamx-tile", "-mamx-int8", "-mamx-bf16"],
     "avx512_vnni_bf16": ["-DKVPLAN_AVX512", "-DKVPLAN_DOT_BF16", *AVX512, "-mavx512bf16"],
     "avx512_vnni": ["-DKVPLAN_AVX512", *AVX512],
     "avx2": ["-DKVPLAN_AVX2", *AVX2],

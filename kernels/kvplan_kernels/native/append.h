@@ -4,7 +4,6 @@
 // the scale is replaced by its reciprocal where that provably rounds to the same code, and done where it may not.
 #pragma once
 
-constexpr int DIM_MOST = 256;
 constexpr int GROUP_RUNS = 8;             // runs of the largest token group, 128
 constexpr int64_t PAGE_CHUNK_TOKENS = 256; // a multiple of every token group
 constexpr int64_t PARALLEL_ELEMENTS = 1 << 16; // below, waking threads costs more than it saves

@@ -5,8 +5,9 @@
 // log2: exp2 gives the weights. The integer sums are exact; docs/explanation/kernel-accuracy.md bounds the rest.
 #pragma once
 
-constexpr int TILE_RUNS = 4;
+constexpr int TILE_RUNS = 8; // the most; Shape::tile_tokens says how much of it a format uses
 constexpr int TILE = TILE_RUNS * LANES;
+constexpr int DIM_MOST = 256;
 constexpr int GROUPS = 8; // channel groups of one token at most: 256 channels by 32
 constexpr float LOWEST = -1e30f; // running maximum before any token: finite, so that differences stay numbers
 constexpr float LOG2_E = 1.4426950408889634f;
@@ -41,16 +42,24 @@ struct Shape {
   Mask tail;                    // lanes of the last vector of channels
   float factor, cap;            // dot -> log2 score; with softcap, dot -> argument of tanh, and the cap in log2
   int64_t state_floats;
+  int tile_tokens;
+  int64_t key_page_bytes, value_page_bytes; // of a token's codes or values in pages
 };
+
+// A row's operands on two planes; the strides are constants, so that the inner loops need one pointer.
+typedef uint8_t Operands[2][ROWS][DIM_MOST];
 
 // Up to four rows: their operands, their range of positions, and where their state lies.
 struct Rows {
+  Operands operands;         // of the query
+  Operands channel_operands; // of query times per-channel scale
+  float query[ROWS][DIM_MOST], pairs[ROWS][DIM_MOST];
+  uint16_t halves[2][ROWS][DIM_MOST]; // of the query, as two bf16 parts; where tiles multiply them
   int count;
   int64_t first[ROWS], last[ROWS]; // positions each row attends to
-  float *query, *pairs;            // [ROWS][padded]
-  uint8_t *high, *low;             // [ROWS][padded] operand planes of the query
-  uint8_t *channel_high, *channel_low; // of query times per-channel scale
+  int64_t all_first, all_last;     // positions that every row attends to
   float unit[ROWS], sums[GROUPS][ROWS];
+  float rests[GROUPS][ROWS]; // what rounding took from the operands' sum, times the middle code
   float channel_unit[ROWS], channel_bias[ROWS];
   const uint8_t *channel_group; // the metadata that the channel operands hold
   float *maximum, *total, *minima, *output; // state: [16], [ROWS][16], [GROUPS][ROWS][16], [ROWS][padded]
@@ -61,54 +70,76 @@ struct Weights { // of one tile
   float p[ROWS * TILE];
   Mask seen[ROWS * TILE_RUNS];
   Mask any[TILE_RUNS], all[TILE_RUNS];
-  float shrink[LANES], most[LANES]; // factor on what was summed before; greatest weight of each row
+  float shrink[LANES]; // factor on what was summed before
   bool full;
 };
 
 // ---- scores
 
-template <int BITS, int RB, int RUNS, bool CHANNEL>
-INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, const Tile &next, int run, float *out) {
-  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS;
-  const int words = (s.dim + ELEMENTS - 1) / ELEMENTS, groups = CHANNEL ? 1 : s.key_groups;
-  const int per_group = groups == 1 ? words : s.layout->key.group / ELEMENTS;
-  const uint8_t *plane_a = CHANNEL ? rows.channel_high : rows.high, *plane_b = CHANNEL ? rows.channel_low : rows.low;
+// Add the products of `words` words of each run to the dots; the operands start at the same channel.
+template <int BITS, int RB, int RUNS>
+INLINE void dot_words(const uint8_t *const *now, const uint8_t *const *next, const uint8_t *operands, int64_t first,
+                      int64_t words, Dot (&dot)[RB][RUNS]) {
+  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS, PLANE = ROWS * DIM_MOST;
   const I mask = iset(BITS == 8 ? -1 : BITS == 4 ? 0x0f0f0f0f : 0x03030303);
-  F sum[RB][RUNS] = {};
-  for (int group = 0; group < groups; group++) {
-    Dot dot[RB][RUNS];
+  const uint8_t *from[RUNS], *ahead[RUNS];
 #pragma GCC unroll 4
-    for (int r = 0; r < RB; r++)
+  for (int j = 0; j < RUNS; j++) {
+    from[j] = now[j] + 64 * first;
+    ahead[j] = next[j] + 64 * first;
+  }
+  operands += first * ELEMENTS;
 #pragma GCC unroll 4
-      for (int j = 0; j < RUNS; j++) dot[r][j] = dot_zero();
-    const int end = group == groups - 1 ? words : (group + 1) * per_group;
-    for (int w = group * per_group; w < end; w++) {
-      I word[RUNS];
+  for (int r = 0; r < RB; r++)
 #pragma GCC unroll 4
-      for (int j = 0; j < RUNS; j++) {
-        word[j] = iload(now.key[run + j] + 64 * w);
-        prefetch(next.key[run + j] + 64 * w);
-      }
-#pragma GCC unroll 4
-      for (int k = 0; k < PLANES; k++) {
-        I codes[RUNS];
-#pragma GCC unroll 4
-        for (int j = 0; j < RUNS; j++) {
-          codes[j] = k ? ishr(word[j], BITS * k) : word[j];
-          if (BITS < 8) codes[j] = iand(codes[j], mask);
-        }
-#pragma GCC unroll 4
-        for (int r = 0; r < RB; r++) {
-          const int at = r * s.padded + w * ELEMENTS + 4 * k;
-          Quad q = quad_load(plane_a + at, plane_b + at);
-#pragma GCC unroll 4
-          for (int j = 0; j < RUNS; j++) dot_add(dot[r][j], codes[j], q);
-        }
-      }
-    }
+    for (int j = 0; j < RUNS; j++) dot[r][j] = dot_zero();
+  for (int64_t at = 0; at < 64 * words; at += 64, operands += ELEMENTS) {
+    I word[RUNS];
 #pragma GCC unroll 4
     for (int j = 0; j < RUNS; j++) {
-      F scale, minimum;
+      word[j] = iload(from[j] + at);
+      prefetch(ahead[j] + at);
+    }
+#pragma GCC unroll 4
+    for (int k = 0; k < PLANES; k++) {
+      I codes[RUNS];
+#pragma GCC unroll 4
+      for (int j = 0; j < RUNS; j++) {
+        codes[j] = k ? ishr(word[j], BITS * k) : word[j];
+        if (BITS < 8) codes[j] = iand(codes[j], mask);
+      }
+#pragma GCC unroll 4
+      for (int r = 0; r < RB; r++) {
+        const uint8_t *at_row = operands + r * DIM_MOST + 4 * k;
+        const Quad q = quad_load(at_row, at_row + PLANE);
+#pragma GCC unroll 4
+        for (int j = 0; j < RUNS; j++) dot_add(dot[r][j], codes[j], q);
+      }
+    }
+  }
+}
+
+// The score of tokens that have their own scale and minimum. Operands are rounded; codes scatter around the middle one,
+// so most of what rounding takes away is the middle code times the sum of the roundings, which is known.
+INLINE F token_score(const Rows &rows, int group, int r, F dot, F scale, F minimum) {
+  const F codes = fma(dot, fset(rows.unit[r]), fset(rows.rests[group][r]));
+  return fma(codes, scale, fmul(minimum, fset(rows.sums[group][r])));
+}
+
+template <int BITS, int RB, int RUNS, bool CHANNEL>
+INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, const Tile &next, int run, float *out) {
+  constexpr int ELEMENTS = 32 / BITS;
+  const int words = (s.dim + ELEMENTS - 1) / ELEMENTS, groups = CHANNEL ? 1 : s.key_groups;
+  const int per_group = groups == 1 ? words : s.layout->key.group / ELEMENTS;
+  const uint8_t *operands = CHANNEL ? rows.channel_operands[0][0] : rows.operands[0][0];
+  out += run * LANES;
+  for (int group = 0; group < groups; group++) {
+    const int first = group * per_group, count = group == groups - 1 ? words - first : per_group;
+    Dot dot[RB][RUNS];
+    dot_words<BITS, RB, RUNS>(now.key + run, next.key + run, operands, first, count, dot);
+#pragma GCC unroll 4
+    for (int j = 0; j < RUNS; j++) {
+      F scale = fzero(), minimum = fzero();
       if (!CHANNEL) {
         const int64_t at = (int64_t)2 * group * s.layout->block_tokens;
         scale = half_load(now.key_scale[run + j] + at);
@@ -117,23 +148,20 @@ INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, 
 #pragma GCC unroll 4
       for (int r = 0; r < RB; r++) {
         F x = itof(dot_sum(dot[r][j]));
+        float *to = out + r * TILE + j * LANES;
         if (CHANNEL) x = fma(x, fset(rows.channel_unit[r]), fset(rows.channel_bias[r]));
-        else x = fma(minimum, fset(rows.sums[group][r]), fmul(x, fmul(scale, fset(rows.unit[r]))));
-        sum[r][j] = group ? fadd(sum[r][j], x) : x;
+        else x = token_score(rows, group, r, x, scale, minimum);
+        fstore(to, group ? fadd(fload(to), x) : x);
       }
     }
   }
-#pragma GCC unroll 4
-  for (int r = 0; r < RB; r++)
-#pragma GCC unroll 4
-    for (int j = 0; j < RUNS; j++) fstore(out + r * TILE + (run + j) * LANES, sum[r][j]);
 }
 
 // Make the operands of query times scale, and the bias, for the token group that a run belongs to.
 template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const uint8_t *scales, const uint8_t *minima) {
-  float scaled[ROWS][256];
-  F most[ROWS] = {fzero(), fzero(), fzero(), fzero()}, bias[RB];
-  for (int r = 0; r < RB; r++) bias[r] = fzero();
+  float scaled[ROWS][DIM_MOST];
+  F most[ROWS], bias[ROWS];
+  for (int r = 0; r < ROWS; r++) most[r] = bias[r] = fzero();
   for (int v = 0; v < s.vectors; v++) {
     F scale = half_load(scales + 32 * v), minimum = half_load(minima + 32 * v);
     if (v == s.vectors - 1) {
@@ -142,7 +170,7 @@ template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const u
     }
 #pragma GCC unroll 4
     for (int r = 0; r < RB; r++) {
-      F q = fload(rows.query + r * s.padded + v * LANES), x = fmul(q, scale);
+      F q = fload(rows.query[r] + v * LANES), x = fmul(q, scale);
       bias[r] = fma(q, minimum, bias[r]);
       most[r] = fmax(fabs_(x), most[r]);
       fstore(scaled[r] + v * LANES, x);
@@ -152,14 +180,24 @@ template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const u
   F largest = fmul(fmax4(most), fset(1.0f / OPERAND_MOST));
   fstore(units, largest);
   fstore(inverses, fdiv(fset(1.0f), fmax(largest, fset(1e-37f))));
+  const F middle = fset(0.5f * (float)((1 << s.layout->key.bits) - 1));
+  for (int r = 0; r < RB; r++) {
+    const F inverse = fset(inverses[r]), unit = fset(-units[r]);
+    F rest = fzero();
+    for (int v = 0; v < s.vectors; v += 2) {
+      const int at = v * LANES;
+      const F x = fload(scaled[r] + at), y = v + 1 < s.vectors ? fload(scaled[r] + at + LANES) : fzero();
+      const I x_operands = ftoi(fmul(x, inverse)), y_operands = ftoi(fmul(y, inverse));
+      quads_store(rows.channel_operands[0][r] + at, rows.channel_operands[1][r] + at, x_operands, y_operands);
+      rest = fadd(rest, fadd(fma(itof(x_operands), unit, x), fma(itof(y_operands), unit, y)));
+    }
+    bias[r] = fma(rest, middle, bias[r]);
+  }
+  float biases[LANES];
+  fstore(biases, fsum4(bias));
   for (int r = 0; r < RB; r++) {
     rows.channel_unit[r] = units[r] * s.factor;
-    rows.channel_bias[r] = fsum(bias[r]) * s.factor;
-    F inverse = fset(inverses[r]);
-    for (int v = 0; v < s.vectors; v++) {
-      const int at = r * s.padded + v * LANES;
-      quads_store(rows.channel_high + at, rows.channel_low + at, ftoi(fmul(fload(scaled[r] + v * LANES), inverse)));
-    }
+    rows.channel_bias[r] = biases[r] * s.factor;
   }
   rows.channel_group = scales;
 }
@@ -197,7 +235,7 @@ INLINE void score_values_runs(const Shape &s, const Rows &rows, const Tile &now,
 #pragma GCC unroll 4
     for (int r = 0; r < RB; r++)
 #pragma GCC unroll 4
-      for (int j = 0; j < RUNS; j++) sum[r][j].add(word[j], rows.pairs + r * s.padded + 2 * w);
+      for (int j = 0; j < RUNS; j++) sum[r][j].add(word[j], rows.pairs[r] + 2 * w);
   }
 #pragma GCC unroll 4
   for (int r = 0; r < RB; r++)
@@ -217,19 +255,23 @@ void score_values(const Shape &s, Rows &rows, const Tile &now, const Tile &next,
 // ---- softmax
 
 INLINE void see(const Rows &rows, const Tile &tile, Weights &w) {
-  w.full = true;
+  const int64_t first = kvplan_most(tile.first, rows.all_first), last = kvplan_least(tile.last, rows.all_last);
+  w.full = first <= tile.position && tile.position + tile.runs * LANES <= last;
+  if (w.full) {
+    for (int j = 0; j < TILE_RUNS; j++) w.all[j] = ALL;
+    return;
+  }
   for (int j = 0; j < tile.runs; j++) {
     w.any[j] = 0;
     w.all[j] = ALL;
     const int64_t start = tile.position + j * LANES;
     for (int r = 0; r < rows.count; r++) {
-      int64_t first = kvplan_most(tile.first, rows.first[r]), last = kvplan_least(tile.last, rows.last[r]);
-      Mask m = lanes_between(first - start, last - start);
+      const int64_t from = kvplan_most(tile.first, rows.first[r]), to = kvplan_least(tile.last, rows.last[r]);
+      const Mask m = lanes_between(from - start, to - start);
       w.seen[r * TILE_RUNS + j] = m;
       w.any[j] |= m;
       w.all[j] &= m;
     }
-    w.full = w.full && w.all[j] == ALL;
   }
 }
 
@@ -237,7 +279,7 @@ INLINE void keep_scores(const Rows &rows, const Tile &tile, const Weights &w, in
   float lanes[LANES];
   fstore(lanes, x);
   for (int i = 0; i < LANES; i++)
-    if (w.seen[r * TILE_RUNS + j] >> i & 1) rows.scores[r][tile.position + j * LANES + i] = lanes[i];
+    if (w.full || w.seen[r * TILE_RUNS + j] >> i & 1) rows.scores[r][tile.position + j * LANES + i] = lanes[i];
 }
 
 // Turn the scores of a tile into weights, and take them into the running maximum and total.
@@ -259,7 +301,6 @@ template <int RB> void weigh(const Shape &s, Rows &rows, const Tile &tile, Weigh
   const F here = fmax4(most), before = fload(rows.maximum), after = fmax(here, before);
   fstore(rows.maximum, after);
   fstore(w.shrink, fexp2(fsub(before, after)));
-  fstore(w.most, fexp2(fsub(here, after)));
   float maxima[LANES];
   fstore(maxima, after);
 #pragma GCC unroll 4
@@ -268,7 +309,7 @@ template <int RB> void weigh(const Shape &s, Rows &rows, const Tile &tile, Weigh
     const F maximum = fset(maxima[r]);
     for (int j = 0; j < tile.runs; j++) {
       float *at = w.p + r * TILE + j * LANES;
-      F p = fexp2(fsub(fload(at), maximum));
+      F p = fexp2_below(fsub(fload(at), maximum));
       if (!w.full) p = fselect(w.seen[r * TILE_RUNS + j], p, fzero());
       fstore(at, p);
       sum = fadd(sum, p);
@@ -285,40 +326,51 @@ template <int RB> void weigh(const Shape &s, Rows &rows, const Tile &tile, Weigh
 
 // ---- outputs
 
-struct Operands { // weights times V scale of one channel group
-  uint8_t high[ROWS * TILE], low[ROWS * TILE];
+struct Weighted { // weights times V scale of one channel group
+  uint8_t operands[2][ROWS][TILE];
   float unit[LANES];
 };
 
 template <int RB>
-INLINE void fill_value_operands(const Shape &s, Rows &rows, const Tile &now, const Weights &w, int group, Operands &o) {
+INLINE void fill_value_operands(const Shape &s, Rows &rows, const Tile &now, const Weights &w, int group, Weighted &o) {
   const int64_t at = (int64_t)2 * group * s.layout->block_tokens;
-  F largest = fzero();
+  F most[ROWS];
+  for (int r = 0; r < ROWS; r++) most[r] = fzero();
   for (int j = 0; j < now.runs; j++) {
-    F scale = half_load(now.value_scale[j] + at);
-    if (!w.full) scale = fselect(w.any[j], scale, fzero());
-    largest = fmax(scale, largest);
+    const F scale = half_load(now.value_scale[j] + at);
+#pragma GCC unroll 4
+    for (int r = 0; r < RB; r++) {
+      F x = fmul(fload(w.p + r * TILE + j * LANES), scale);
+      if (!w.full) x = fselect(w.seen[r * TILE_RUNS + j], x, fzero());
+      most[r] = fmax(x, most[r]);
+    }
   }
   float inverse[LANES];
-  F unit = fmax(fmul(fload(w.most), fset(fmaximum(largest) * (1.0f / OPERAND_MOST))), fset(1e-30f));
+  F unit = fmax(fmul(fmax4(most), fset(1.0f / OPERAND_MOST)), fset(1e-30f));
   fstore(o.unit, unit);
   fstore(inverse, fdiv(fset(1.0f), unit));
   F minima[RB];
 #pragma GCC unroll 4
   for (int r = 0; r < RB; r++) minima[r] = fload(rows.minima + (group * ROWS + r) * LANES);
-  for (int j = 0; j < now.runs; j++) {
-    const F scale = half_load(now.value_scale[j] + at), minimum = half_load(now.value_minimum[j] + at);
+  for (int j = 0; j < now.runs; j += 2) {
+    const bool two = j + 1 < now.runs;
+    const F scale0 = half_load(now.value_scale[j] + at), minimum0 = half_load(now.value_minimum[j] + at);
+    const F scale1 = two ? half_load(now.value_scale[j + 1] + at) : fzero();
+    const F minimum1 = two ? half_load(now.value_minimum[j + 1] + at) : fzero();
 #pragma GCC unroll 4
     for (int r = 0; r < RB; r++) {
-      const int lane = r * TILE + j * LANES;
-      const F p = fload(w.p + lane);
-      F x = fmul(p, fmul(scale, fset(inverse[r]))), y = minimum;
-      if (!w.full) {
-        x = fselect(w.seen[r * TILE_RUNS + j], x, fzero());
-        y = fselect(w.seen[r * TILE_RUNS + j], y, fzero());
+      const float *p = w.p + r * TILE + j * LANES;
+      const F p0 = fload(p), p1 = two ? fload(p + LANES) : fzero(), factor = fset(inverse[r]);
+      F x0 = fmul(p0, fmul(scale0, factor)), x1 = fmul(p1, fmul(scale1, factor)), y0 = minimum0, y1 = minimum1;
+      if (!w.full) { // a weight of 0 does not undo a NaN
+        const Mask m0 = w.seen[r * TILE_RUNS + j], m1 = two ? w.seen[r * TILE_RUNS + j + 1] : 0;
+        x0 = fselect(m0, x0, fzero());
+        y0 = fselect(m0, y0, fzero());
+        x1 = fselect(m1, x1, fzero());
+        y1 = fselect(m1, y1, fzero());
       }
-      minima[r] = fma(p, y, minima[r]);
-      quads_store(o.high + lane, o.low + lane, ftoi(x));
+      minima[r] = fma(p1, y1, fma(p0, y0, minima[r]));
+      quads_store(o.operands[0][r] + j * LANES, o.operands[1][r] + j * LANES, ftoi(x0), ftoi(x1));
     }
   }
 #pragma GCC unroll 4
@@ -327,18 +379,20 @@ INLINE void fill_value_operands(const Shape &s, Rows &rows, const Tile &now, con
 
 template <int BITS, int RB, int VECTORS, bool PART>
 INLINE void add_codes_vectors(const Shape &s, Rows &rows, const Tile &now, const Tile &next, const Weights &w,
-                              const Operands &o, int vector) {
-  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS;
+                              const Weighted &o, int vector) {
+  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS, PLANE = ROWS * TILE;
   const I mask = iset(BITS == 8 ? -1 : BITS == 4 ? 0x0f0f0f0f : 0x03030303);
   Dot dot[RB][VECTORS];
 #pragma GCC unroll 4
   for (int r = 0; r < RB; r++)
 #pragma GCC unroll 4
     for (int v = 0; v < VECTORS; v++) dot[r][v] = dot_zero();
+  const uint8_t *operands = o.operands[0][0];
+  const int64_t offset = 64 * vector, stride = 4 * s.dim;
   for (int j = 0; j < now.runs; j++) {
-    const int64_t offset = 64 * vector, stride = 4 * s.dim;
     const uint8_t *from = now.value[j] + offset, *ahead = next.value[j] + offset;
-    for (int e = 0; e < LANES; e += ELEMENTS, from += stride, ahead += stride) {
+#pragma GCC unroll 1
+    for (int e = 0; e < LANES; e += ELEMENTS, from += stride, ahead += stride, operands += ELEMENTS) {
       I word[VECTORS];
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; v++) {
@@ -353,10 +407,10 @@ INLINE void add_codes_vectors(const Shape &s, Rows &rows, const Tile &now, const
           codes[v] = k ? ishr(word[v], BITS * k) : word[v];
           if (BITS < 8) codes[v] = iand(codes[v], mask);
         }
-        const int lane = j * LANES + e + 4 * k;
 #pragma GCC unroll 4
         for (int r = 0; r < RB; r++) {
-          Quad q = quad_load(o.high + r * TILE + lane, o.low + r * TILE + lane);
+          const uint8_t *at_row = operands + r * TILE + 4 * k;
+          const Quad q = quad_load(at_row, at_row + PLANE);
 #pragma GCC unroll 4
           for (int v = 0; v < VECTORS; v++) dot_add(dot[r][v], codes[v], q);
         }
@@ -379,7 +433,7 @@ void add_codes(const Shape &s, Rows &rows, const Tile &now, const Tile &next, We
   const int per_group = s.value_groups == 1 ? s.vectors : s.layout->value.group / LANES;
   const int whole = s.tail == ALL ? s.vectors : s.vectors - 1;
   for (int group = 0; group < s.value_groups; group++) {
-    Operands o;
+    Weighted o;
     fill_value_operands<RB>(s, rows, now, w, group, o);
     const int end = group == s.value_groups - 1 ? s.vectors : (group + 1) * per_group;
     const int whole_end = end < whole ? end : whole;
@@ -462,6 +516,14 @@ void add_values(const Shape &s, Rows &rows, const Tile &now, const Tile &next, W
     if (w.all[j] != ALL) add_values_seen<TYPE>(s, rows, now, w, j);
 }
 
+#ifdef KVPLAN_AMX
+#include "decode_amx.h"
+#else
+struct TileConfig {};
+INLINE void tiles_begin(TileConfig *) {}
+INLINE void tiles_end(const TileConfig *) {}
+#endif
+
 // ---- choice of the functions for a format and a number of rows
 
 typedef void (*ScoreFunction)(const Shape &, Rows &, const Tile &, const Tile &, float *);
@@ -469,6 +531,15 @@ typedef void (*WeighFunction)(const Shape &, Rows &, const Tile &, Weights &);
 typedef void (*AddFunction)(const Shape &, Rows &, const Tile &, const Tile &, Weights &);
 
 template <int RB> ScoreFunction choose_score(const kvplan_layout &l, int store) {
+#ifdef KVPLAN_AMX
+  if ((store == STORE_VALUES || l.key.bits == 16) && l.float_type == KVPLAN_BF16) return score_values_tiles<RB>;
+  const bool chunks = l.key.per_channel || l.key.group % CHUNK == 0 || l.key.group >= l.head_dim;
+  if (store == STORE_CODES && l.key.bits < 16 && chunks) {
+    if (l.key.bits == 8) return l.key.per_channel ? score_codes_tiles<8, RB, true> : score_codes_tiles<8, RB, false>;
+    if (l.key.bits == 4) return l.key.per_channel ? score_codes_tiles<4, RB, true> : score_codes_tiles<4, RB, false>;
+    return l.key.per_channel ? score_codes_tiles<2, RB, true> : score_codes_tiles<2, RB, false>;
+  }
+#endif
   if (store == STORE_VALUES || l.key.bits == 16)
     return l.float_type == KVPLAN_BF16 ? score_values<KVPLAN_BF16, RB> : score_values<KVPLAN_FP16, RB>;
   if (l.key.bits == 8) return l.key.per_channel ? score_codes<8, RB, true> : score_codes<8, RB, false>;
@@ -477,6 +548,11 @@ template <int RB> ScoreFunction choose_score(const kvplan_layout &l, int store) 
 }
 
 template <int RB> AddFunction choose_add(const kvplan_layout &l, int store) {
+#ifdef KVPLAN_AMX
+  if ((store == STORE_VALUES || l.value.bits == 16) && l.float_type == KVPLAN_BF16) return add_values_tiles<RB>;
+  if (store == STORE_CODES && l.value.bits < 16)
+    return l.value.bits == 8 ? add_codes_tiles<8, RB> : l.value.bits == 4 ? add_codes_tiles<4, RB> : add_codes_tiles<2, RB>;
+#endif
   if (store == STORE_VALUES || l.value.bits == 16)
     return l.float_type == KVPLAN_BF16 ? add_values<KVPLAN_BF16, RB> : add_values<KVPLAN_FP16, RB>;
   return l.value.bits == 8 ? add_codes<8, RB> : l.value.bits == 4 ? add_codes<4, RB> : add_codes<2, RB>;

@@ -1,66 +1,80 @@
 // The frame around the decode kernels: segments, tiles, tasks, and the merge of what tasks found.
 #pragma once
 
-INLINE const uint8_t *slab_of(const Shape &s, int sequence, int head, int64_t token) {
+INLINE const uint8_t *slab_of(const Shape &s, int sequence, int head, uint32_t page) {
   const kvplan_layout &l = *s.layout;
   const int32_t *table = s.batch->block_tables + (int64_t)sequence * s.batch->table_width;
-  return s.batch->pages + table[token / l.block_tokens] * l.page_bytes + head * l.slab_bytes;
+  return s.batch->pages + table[page] * l.page_bytes + head * l.slab_bytes;
 }
 
-// Where run `j` of a tile starts, for K or V: pages, residual or sinks.
-INLINE void locate(const Shape &s, int sequence, int head, const Segment &g, int64_t token, int j, Tile &t) {
+// Where the runs of a tile lie in pages: one look-up a page, K and V alike.
+INLINE void locate_pages(const Shape &s, int sequence, int head, uint32_t token, bool key, bool value, Tile &t) {
   const kvplan_layout &l = *s.layout;
-  const int64_t slot = s.batch->slot_ids[sequence], row_bytes = 2 * s.dim;
+  const uint32_t block = l.block_tokens;
+  uint32_t page = token / block, in_page = token % block;
+  const uint8_t *slab = slab_of(s, sequence, head, page);
+  for (int j = 0; j < t.runs; j++) {
+    if (key) {
+      const int64_t at = 2 * (l.key.per_channel ? (int64_t)(in_page / (uint32_t)l.key.group) * s.dim : in_page);
+      t.key[j] = slab + l.key.codes + in_page * s.key_page_bytes;
+      t.key_scale[j] = slab + l.key.scale + at;
+      t.key_minimum[j] = slab + l.key.minimum + at;
+    }
+    if (value) {
+      t.value[j] = slab + l.value.codes + in_page * s.value_page_bytes;
+      t.value_scale[j] = slab + l.value.scale + 2 * in_page;
+      t.value_minimum[j] = slab + l.value.minimum + 2 * in_page;
+    }
+    in_page += LANES;
+    if (in_page == block && j + 1 < t.runs) {
+      in_page = 0;
+      slab = slab_of(s, sequence, head, ++page);
+    }
+  }
+}
+
+INLINE void locate_words(const uint8_t *base, int64_t token, int64_t capacity, int64_t token_bytes, int runs,
+                         const uint8_t **at) {
+  for (int j = 0; j < runs; j++) at[j] = base + (token + j * LANES) % capacity * token_bytes;
+}
+
+INLINE void locate(const Shape &s, int sequence, int head, const Segment &g, int64_t token, Tile &t) {
+  const kvplan_layout &l = *s.layout;
+  const int64_t slot = s.batch->slot_ids[sequence], token_bytes = 2 * s.dim;
   const uint8_t *ring = s.batch->ring + slot * l.ring_bytes + head * l.ring_head_bytes;
+  const uint8_t *sinks = s.batch->sinks + slot * l.sink_bytes + head * l.sink_head_bytes;
   if (g.sinks) {
-    const uint8_t *sinks = s.batch->sinks + slot * l.sink_bytes + head * l.sink_head_bytes + token * row_bytes;
-    t.key[j] = sinks + l.key.sink_offset;
-    t.value[j] = sinks + l.value.sink_offset;
+    locate_words(sinks + l.key.sink_offset, token, l.sink_capacity, token_bytes, t.runs, t.key);
+    locate_words(sinks + l.value.sink_offset, token, l.sink_capacity, token_bytes, t.runs, t.value);
     return;
   }
-  const uint8_t *slab = g.key_paged || g.value_paged ? slab_of(s, sequence, head, token) : nullptr;
-  const int64_t in_page = token % l.block_tokens;
-  if (g.key_paged) {
-    const int64_t per_word = 32 / l.key.bits, words = (s.dim + per_word - 1) / per_word;
-    const int64_t at = 2 * (l.key.per_channel ? in_page / l.key.group * s.dim : in_page);
-    t.key[j] = slab + l.key.codes + in_page * words * 4;
-    t.key_scale[j] = slab + l.key.scale + at;
-    t.key_minimum[j] = slab + l.key.minimum + at;
-  } else {
-    t.key[j] = ring + l.key.ring_offset + token % l.key.ring_tokens * row_bytes;
-  }
-  if (g.value_paged) {
-    t.value[j] = slab + l.value.codes + in_page * l.value.bits / 8 * s.dim;
-    t.value_scale[j] = slab + l.value.scale + 2 * in_page;
-    t.value_minimum[j] = slab + l.value.minimum + 2 * in_page;
-  } else {
-    t.value[j] = ring + l.value.ring_offset + token % l.value.ring_tokens * row_bytes;
-  }
+  if (g.key_paged || g.value_paged)
+    locate_pages(s, sequence, head, (uint32_t)token, g.key_paged, g.value_paged, t);
+  if (!g.key_paged) locate_words(ring + l.key.ring_offset, token, l.key.ring_tokens, token_bytes, t.runs, t.key);
+  if (!g.value_paged)
+    locate_words(ring + l.value.ring_offset, token, l.value.ring_tokens, token_bytes, t.runs, t.value);
 }
 
-// Fill in tile number `index` of a sequence. Tiles are aligned to 64 tokens; only runs with tokens are in them.
+// Fill in tile number `index` of a sequence. Tiles are aligned to multiples of their size; only runs with tokens are in them.
 INLINE void fill_tile(const Shape &s, const Sequence &q, int sequence, int head, int64_t index, Tile &t) {
   int k = 0;
   while (k < 3 && index >= q.segments[k + 1].tile) k++;
   const Segment &g = q.segments[k];
-  const int64_t tile = g.first / TILE + index - g.tile;
-  const int64_t first = kvplan_most(tile * TILE, g.first / LANES * LANES);
-  const int64_t last = kvplan_least((tile + 1) * TILE, g.last);
+  const int64_t tile = g.first / s.tile_tokens + index - g.tile;
+  const int64_t first = kvplan_most(tile * s.tile_tokens, g.first / LANES * LANES);
+  const int64_t last = kvplan_least((tile + 1) * s.tile_tokens, g.last);
   t.runs = (int)((last - first + LANES - 1) / LANES);
   t.position = g.position + first;
   t.first = g.position + g.first;
   t.last = g.position + g.last;
   t.key_store = g.key_paged && s.layout->key.bits < 16 ? STORE_CODES : STORE_VALUES;
   t.value_store = g.value_paged && s.layout->value.bits < 16 ? STORE_CODES : STORE_VALUES;
-  for (int j = 0; j < TILE_RUNS; j++) {
-    if (j < t.runs) {
-      t.key_scale[j] = t.key_minimum[j] = t.value_scale[j] = t.value_minimum[j] = s.batch->pages;
-      locate(s, sequence, head, g, first + j * LANES, j, t);
-    } else { // never read, but prefetched
-      t.key[j] = t.key[0];
-      t.value[j] = t.value[0];
-      t.key_scale[j] = t.key_minimum[j] = t.value_scale[j] = t.value_minimum[j] = t.key_scale[0];
-    }
+  for (int j = 0; j < t.runs; j++)
+    t.key_scale[j] = t.key_minimum[j] = t.value_scale[j] = t.value_minimum[j] = s.batch->pages;
+  locate(s, sequence, head, g, first, t);
+  for (int j = t.runs; j < TILE_RUNS; j++) { // never read, but prefetched
+    t.key[j] = t.key[0];
+    t.value[j] = t.value[0];
   }
 }
 
@@ -102,8 +116,28 @@ void plan_sequence(const Shape &s, int sequence, Sequence &q) {
     g.first = kvplan_most(g.first, low - g.position);
     g.last = kvplan_least(g.last, high - g.position);
     g.tile = q.tiles;
-    if (g.first < g.last) q.tiles += (g.last + TILE - 1) / TILE - g.first / TILE;
+    if (g.first < g.last) q.tiles += (g.last + s.tile_tokens - 1) / s.tile_tokens - g.first / s.tile_tokens;
     q.segments[k] = g;
+  }
+}
+
+// Round a row to operands; keep the sums, per channel group, of the row and of what rounding took.
+INLINE void fill_operands(const Shape &s, Rows &rows, int r, float unit) {
+  const F inverse = fset(unit > 1e-37f ? 1.0f / unit : 0.0f), step = fset(-unit);
+  const float middle = 0.5f * (float)((1 << (s.layout->key.bits & 15)) - 1);
+  const int per_group = s.key_groups == 1 ? s.vectors : s.layout->key.group / LANES;
+  F sum = fzero(), rest = fzero();
+  for (int v = 0; v < s.vectors; v += 2) {
+    const int at = v * LANES;
+    const F x = fload(rows.query[r] + at), y = v + 1 < s.vectors ? fload(rows.query[r] + at + LANES) : fzero();
+    const I x_operands = ftoi(fmul(x, inverse)), y_operands = ftoi(fmul(y, inverse));
+    quads_store(rows.operands[0][r] + at, rows.operands[1][r] + at, x_operands, y_operands);
+    sum = fadd(sum, fadd(x, y));
+    rest = fadd(rest, fadd(fma(itof(x_operands), step, x), fma(itof(y_operands), step, y)));
+    if ((v + 2) % per_group && v + 2 < s.vectors) continue;
+    rows.sums[v / per_group][r] = fsum(sum) * s.factor;
+    rows.rests[v / per_group][r] = fsum(rest) * s.factor * middle;
+    sum = rest = fzero();
   }
 }
 
@@ -113,37 +147,33 @@ void fill_rows(const Shape &s, int sequence, int head, int block, Rows &rows) {
   const int first_row = (int)((int64_t)s.rows * block / s.blocks);
   rows.count = (int)((int64_t)s.rows * (block + 1) / s.blocks) - first_row;
   rows.channel_group = nullptr;
+  memset(rows.operands, 0, sizeof rows.operands); // channels past the last weigh nothing
+  memset(rows.channel_operands, 0, sizeof rows.channel_operands);
+  memset(rows.halves, 0, sizeof rows.halves);
   for (int r = 0; r < rows.count; r++) {
     const int row = first_row + r, query = row / s.ratio, query_head = head * s.ratio + row % s.ratio;
     range_of(s, sequence, query, &rows.first[r], &rows.last[r]);
     const int64_t at = sequence * c.query_stride_sequence + query * c.query_stride_query +
                        query_head * c.query_stride_head;
     const uint8_t *from = (const uint8_t *)c.query + at * type_bytes(c.query_type);
-    float *to = rows.query + r * s.padded;
-    F most = fzero(), sum = fzero();
+    rows.all_first = kvplan_most(r ? rows.all_first : 0, rows.first[r]);
+    rows.all_last = r ? kvplan_least(rows.all_last, rows.last[r]) : rows.last[r];
+    float *to = rows.query[r];
+    F most = fzero();
     Mask finite = ALL;
     for (int v = 0; v < s.vectors; v++) {
       const int64_t offset = v * LANES * type_bytes(c.query_type);
       F x = load_values(from + offset, c.query_type, v == s.vectors - 1 ? s.tail : ALL);
       fstore(to + v * LANES, x);
-      Pairs<KVPLAN_BF16>::store(rows.pairs + r * s.padded + v * LANES, x);
-      if (s.layout->float_type == KVPLAN_FP16) fstore(rows.pairs + r * s.padded + v * LANES, x);
+      Pairs<KVPLAN_BF16>::store(rows.pairs[r] + v * LANES, x);
+      if (s.layout->float_type == KVPLAN_FP16) fstore(rows.pairs[r] + v * LANES, x);
+      store_halves(rows.halves[0][r] + v * LANES, rows.halves[1][r] + v * LANES, x);
       most = fmax(fabs_(x), most);
       finite &= ffinite(x);
-      sum = fadd(sum, x);
-      const int per_group = s.key_groups == 1 ? s.vectors : s.layout->key.group / LANES;
-      if ((v + 1) % per_group == 0 || v == s.vectors - 1) {
-        rows.sums[v / per_group][r] = fsum(sum) * s.factor;
-        sum = fzero();
-      }
     }
     const float unit = fmaximum(most) * (1.0f / OPERAND_MOST);
     rows.unit[r] = finite == ALL ? unit * s.factor : NAN;
-    const F inverse = fset(unit > 1e-37f ? 1.0f / unit : 0.0f);
-    for (int v = 0; v < s.vectors; v++) {
-      const int plane = r * s.padded + v * LANES;
-      quads_store(rows.high + plane, rows.low + plane, ftoi(fmul(fload(to + v * LANES), inverse)));
-    }
+    fill_operands(s, rows, r, unit);
   }
 }
 
@@ -157,7 +187,7 @@ INLINE void clear_state(const Shape &s, Rows &rows, float *state) {
 }
 
 INLINE void prefetch_metadata(const Tile &t) {
-  for (int j = 0; j < TILE_RUNS; j++) {
+  for (int j = 0; j < t.runs; j++) {
     prefetch(t.key_scale[j]);
     prefetch(t.key_minimum[j]);
     prefetch(t.value_scale[j]);
@@ -173,26 +203,10 @@ struct Work {
   float *states;   // [tasks][blocks][state_floats]
   float *scores;   // [sequences][kv_heads][rows][received_tokens] or null
   int32_t *done;   // [sequences][kv_heads] tasks finished
-  uint8_t *scratch; // [threads][scratch_bytes]
+  uint8_t *scratch; // [threads][blocks] of Rows
   int64_t scratch_bytes;
   int64_t next; // task to take
 };
-
-INLINE Rows *lay_out_rows(const Shape &s, uint8_t *scratch) {
-  Rows *rows = (Rows *)scratch;
-  uint8_t *at = scratch + (s.blocks * sizeof(Rows) + 63) / 64 * 64;
-  const int64_t plane = ROWS * s.padded;
-  for (int b = 0; b < s.blocks; b++) {
-    rows[b].query = (float *)at;
-    rows[b].pairs = (float *)(at + 4 * plane);
-    rows[b].high = at + 8 * plane;
-    rows[b].low = at + 9 * plane;
-    rows[b].channel_high = at + 10 * plane;
-    rows[b].channel_low = at + 11 * plane;
-    at += 12 * plane;
-  }
-  return rows;
-}
 
 void run_tiles(const Work &work, Rows *rows, int sequence, int head, int64_t first, int64_t last) {
   const Shape &s = work.shape;
@@ -280,7 +294,7 @@ void run_task(Work &work, int64_t task, uint8_t *scratch) {
   const Sequence &q = work.sequences[sequence];
   const int head = (int)((task - q.task) / q.chunks);
   const int64_t chunk = (task - q.task) % q.chunks;
-  Rows *rows = lay_out_rows(s, scratch);
+  Rows *rows = (Rows *)scratch;
   float *states = work.states + task * s.blocks * s.state_floats;
   for (int b = 0; b < s.blocks; b++) {
     fill_rows(s, sequence, head, b, rows[b]);
@@ -302,11 +316,14 @@ void run_task(Work &work, int64_t task, uint8_t *scratch) {
 }
 
 void run_tasks(Work &work, int thread) {
+  TileConfig before;
+  tiles_begin(&before);
   for (;;) {
     const int64_t task = __atomic_fetch_add(&work.next, 1, __ATOMIC_RELAXED);
-    if (task >= work.tasks) return;
+    if (task >= work.tasks) break;
     run_task(work, task, work.scratch + thread * work.scratch_bytes);
   }
+  tiles_end(&before);
 }
 
 Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decode_call &c) {
@@ -326,6 +343,11 @@ Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decod
   s.factor = c.softcap > 0 ? c.scale / c.softcap : c.scale * LOG2_E;
   s.cap = c.softcap * LOG2_E;
   s.state_floats = LANES + ROWS * LANES * (1 + s.value_groups) + ROWS * s.padded;
+  // Few bits leave room in the first cache for more tokens, which share what a tile costs once.
+  s.tile_tokens = l.key.bits <= 4 && l.value.bits <= 4 ? 128 : 64;
+  const int64_t key_words = (l.head_dim * l.key.bits + 31) / 32;
+  s.key_page_bytes = key_words * 4;
+  s.value_page_bytes = l.head_dim * l.value.bits / 8;
   return s;
 }
 
@@ -367,7 +389,7 @@ int64_t decode(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decod
   work.steps[3] = choose_steps<3>(l);
   work.steps[4] = choose_steps<4>(l);
 #endif
-  work.scratch_bytes = rounded(s.blocks * sizeof(Rows)) + (int64_t)s.blocks * 12 * ROWS * s.padded;
+  work.scratch_bytes = rounded(s.blocks * sizeof(Rows));
   const int64_t pairs = (int64_t)b.sequences * l.kv_heads, row_count = pairs * s.rows;
   const int64_t state_bytes = rounded(work.tasks * s.blocks * s.state_floats * sizeof(float));
   const int64_t score_bytes = c.received ? rounded((row_count + ROWS) * c.received_tokens * sizeof(float)) : 0;

@@ -8,6 +8,11 @@
   extern const kvplan_kernels kernels;                                                                                 \
   }
 #ifdef KVPLAN_X86
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+VARIANT(avx512_amx)
 VARIANT(avx512_vnni_bf16)
 VARIANT(avx512_vnni)
 VARIANT(avx2)
@@ -20,7 +25,18 @@ struct Variant {
   const char *name;
   const kvplan_kernels *kernels;
 };
-constexpr int VARIANTS_MOST = 4;
+constexpr int VARIANTS_MOST = 5;
+
+#ifdef KVPLAN_X86
+// Whether there are AMX tiles for int8 and bf16, and the kernel lets this process have them.
+bool tiles_granted() {
+  constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, WANTED = BF16 | TILE | INT8;
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18; // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & WANTED) != WANTED) return false;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+}
+#endif
 
 struct Variants {
   Variant found[VARIANTS_MOST];
@@ -37,6 +53,7 @@ struct Variants {
     const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     // BF16 dot products run once a cycle on Zen 4 and once in four on Sapphire Rapids, where two multiply-adds win.
     const bool first = __builtin_cpu_is("amd");
+    if (bf16 && tiles_granted()) add("avx512_amx", avx512_amx::kernels);
     if (bf16 && first) add("avx512_vnni_bf16", avx512_vnni_bf16::kernels);
     if (vnni) add("avx512_vnni", avx512_vnni::kernels);
     if (bf16 && !first) add("avx512_vnni_bf16", avx512_vnni_bf16::kernels);

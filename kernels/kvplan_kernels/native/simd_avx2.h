@@ -101,6 +101,10 @@ INLINE F fmax4(const F *v) {
   float lanes[16] = {fmaximum(v[0]), fmaximum(v[1]), fmaximum(v[2]), fmaximum(v[3])};
   return fload(lanes);
 }
+INLINE F fsum4(const F *v) {
+  float lanes[16] = {fsum(v[0]), fsum(v[1]), fsum(v[2]), fsum(v[3])};
+  return fload(lanes);
+}
 
 INLINE F half_load(const void *p) {
   return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))};
@@ -176,7 +180,7 @@ INLINE void transpose(F *r) {
   }
 }
 
-// Sums of unsigned code bytes times 15-bit operands, exact in 32 bits: even and odd bytes with pairs of int16.
+// Sums of unsigned code bytes times 16-bit operands, exact in 32 bits: even and odd bytes with pairs of int16.
 struct Dot {
   I sum;
 };
@@ -196,7 +200,8 @@ INLINE void dot_add(Dot &d, I codes, const Quad &q) {
   d.sum.b = dot8(d.sum.b, codes.b, q);
 }
 INLINE I dot_sum(const Dot &d) { return d.sum; }
-INLINE void quads_store(uint8_t *a, uint8_t *b, I x) {
+// Store 16 operands, within +-32512, as 4 quads on each of two planes.
+INLINE void quads_store16(uint8_t *a, uint8_t *b, I x) {
   // Per half: shorts x0 x1 .. x7 of two quads; even members to plane a, odd ones to b.
   __m256i packed = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.a, x.b), 0xd8); // x0 .. x15
   const __m256i order = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, //
@@ -204,6 +209,10 @@ INLINE void quads_store(uint8_t *a, uint8_t *b, I x) {
   __m256i split = _mm256_permute4x64_epi64(_mm256_shuffle_epi8(packed, order), 0xd8);
   _mm_storeu_si128((__m128i *)a, _mm256_castsi256_si128(split));
   _mm_storeu_si128((__m128i *)b, _mm256_extracti128_si256(split, 1));
+}
+INLINE void quads_store(uint8_t *a, uint8_t *b, I x, I y) {
+  quads_store16(a, b, x);
+  quads_store16(a + 16, b + 16, y);
 }
 
 // Sums of 16-bit values times float32 operands; a word holds two values.

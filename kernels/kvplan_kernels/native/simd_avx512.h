@@ -48,6 +48,16 @@ INLINE F fmax4(const F *v) {
   return fmax(c, _mm512_shuffle_f32x4(c, c, 0xb1));
 }
 
+// The sum of each of four vectors, in lanes 0 to 3.
+INLINE F fsum4(const F *v) {
+  F a = fadd(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+  F b = fadd(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+  __m512d ad = _mm512_castps_pd(a), bd = _mm512_castps_pd(b);
+  F c = fadd(_mm512_castpd_ps(_mm512_unpacklo_pd(ad, bd)), _mm512_castpd_ps(_mm512_unpackhi_pd(ad, bd)));
+  c = fadd(c, _mm512_shuffle_f32x4(c, c, 0x4e));
+  return fadd(c, _mm512_shuffle_f32x4(c, c, 0xb1));
+}
+
 INLINE F half_load(const void *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
 INLINE void half_store(void *p, Mask m, F a) {
   _mm256_mask_storeu_epi16(p, (__mmask16)m, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -116,7 +126,8 @@ INLINE void transpose(F *r) {
   }
 }
 
-// Sums of unsigned code bytes times 15-bit operands, exact in 32 bits. An operand x is 128 * high + low.
+// Sums of unsigned code bytes times 16-bit operands, exact in 32 bits: 256 channels * 255 * 32639 < 2^31.
+// An operand x is 256 * high + low, either part a signed byte.
 struct Dot {
   I high, low;
 };
@@ -130,12 +141,16 @@ INLINE void dot_add(Dot &d, I codes, const Quad &q) {
   d.high = _mm512_dpbusd_epi32(d.high, codes, q.high);
   d.low = _mm512_dpbusd_epi32(d.low, codes, q.low);
 }
-INLINE I dot_sum(const Dot &d) { return iadd(ishl(d.high, 7), d.low); }
-// Store 16 operands, within +-16256, as 4 quads on each of two planes.
-INLINE void quads_store(uint8_t *a, uint8_t *b, I x) {
-  I high = isar(iadd(x, iset(64)), 7);
-  _mm_storeu_si128((__m128i *)a, _mm512_cvtepi32_epi8(high));
-  _mm_storeu_si128((__m128i *)b, _mm512_cvtepi32_epi8(isub(x, ishl(high, 7))));
+INLINE I dot_sum(const Dot &d) { return iadd(ishl(d.high, 8), d.low); }
+// Store 32 operands, within +-32512, as 8 quads on each of two planes.
+INLINE void quads_store(uint8_t *a, uint8_t *b, I x, I y) {
+  const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+  const __m512i both = _mm512_packs_epi32(x, y);
+  const __m512i high = _mm512_srai_epi16(_mm512_add_epi16(both, _mm512_set1_epi16(128)), 8);
+  const __m512i low = _mm512_sub_epi16(both, _mm512_slli_epi16(high, 8));
+  const __m512i bytes = _mm512_permutexvar_epi32(order, _mm512_packs_epi16(high, low));
+  _mm256_storeu_si256((__m256i *)a, _mm512_castsi512_si256(bytes));
+  _mm256_storeu_si256((__m256i *)b, _mm512_extracti64x4_epi64(bytes, 1));
 }
 
 // Sums of 16-bit values times float32 operands; a word holds two values.

@@ -104,6 +104,10 @@ INLINE F fmax4(const F *v) {
   F x = {fmaximum(v[0]), fmaximum(v[1]), fmaximum(v[2]), fmaximum(v[3])};
   return x;
 }
+INLINE F fsum4(const F *v) {
+  F x = {fsum(v[0]), fsum(v[1]), fsum(v[2]), fsum(v[3])};
+  return x;
+}
 
 INLINE F half_float(I h) {
   I sign = ishl(h & 0x8000, 16), rest = h & 0x7fff;
@@ -149,7 +153,7 @@ INLINE void transpose(F *r) {
   for (int i = 0; i < 16; i++) r[i] = fload(t[i]);
 }
 
-// Sums of unsigned code bytes times 15-bit operands, exact in 32 bits.
+// Sums of unsigned code bytes times 16-bit operands, exact in 32 bits.
 struct Dot {
   I sum;
 };
@@ -168,7 +172,8 @@ INLINE void dot_add(Dot &d, I codes, const Quad &q) {
   d.sum += (codes >> 16 & 255) * q.x[2] + (ishr(codes, 24)) * q.x[3];
 }
 INLINE I dot_sum(const Dot &d) { return d.sum; }
-INLINE void quads_store(uint8_t *a, uint8_t *b, I x) {
+// Store 16 operands, within +-32512, as 4 quads on each of two planes.
+INLINE void quads_store16(uint8_t *a, uint8_t *b, I x) {
   int16_t even[8], odd[8];
   for (int i = 0; i < 8; i++) {
     even[i] = (int16_t)x[2 * i];
@@ -176,6 +181,10 @@ INLINE void quads_store(uint8_t *a, uint8_t *b, I x) {
   }
   __builtin_memcpy(a, even, 16);
   __builtin_memcpy(b, odd, 16);
+}
+INLINE void quads_store(uint8_t *a, uint8_t *b, I x, I y) {
+  quads_store16(a, b, x);
+  quads_store16(a + 16, b + 16, y);
 }
 
 // Sums of 16-bit values times float32 operands; a word holds two values.

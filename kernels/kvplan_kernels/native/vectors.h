@@ -3,7 +3,7 @@
 
 constexpr int LANES = 16;
 constexpr int ROWS = 4; // the most rows that KVPLAN_BLOCK_ROWS may be; states and operands have room for them
-constexpr float OPERAND_MOST = 16256.0f; // 127 * 128: the largest 15-bit operand whose high part fits a byte
+constexpr float OPERAND_MOST = 32512.0f; // 127 * 256: the largest 16-bit operand whose high part fits a byte
 constexpr Mask ALL = 0xffff;
 
 INLINE Mask lanes_between(int64_t first, int64_t last) {
@@ -11,19 +11,31 @@ INLINE Mask lanes_between(int64_t first, int64_t last) {
   return b > a ? (Mask)((1u << b) - (1u << a)) : 0;
 }
 
-INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 3); }
+// To the second level: it has three times the first one's room for lines under way, and the next tile need not evict this one.
+INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
-// 2^x: Chebyshev fit of degree 5 on [-1/2, 1/2], relative error 2.2e-7 in float32. NaN stays NaN.
-INLINE F fexp2(F x) {
-  x = fmin(fset(126.0f), fmax(fset(-126.0f), x));
-  F whole = fround(x), r = fsub(x, whole);
+// 2^r for r in [-1/2, 1/2]: Chebyshev fit of degree 5, relative error 2.2e-7 in float32.
+INLINE F power_part(F r) {
   F p = fset(0.0013266970636323094f);
   p = fma(p, r, fset(0.009675459936261177f));
   p = fma(p, r, fset(0.05550742521882057f));
   p = fma(p, r, fset(0.24022121727466583f));
   p = fma(p, r, fset(0.6931469440460205f));
-  p = fma(p, r, fset(1.0000001192092896f));
-  return ftimes_power(p, whole);
+  return fma(p, r, fset(1.0000001192092896f));
+}
+
+// 2^x, x limited to what a normal float32 holds. NaN stays NaN.
+INLINE F fexp2(F x) {
+  x = fmin(fset(126.0f), fmax(fset(-126.0f), x));
+  F whole = fround(x), r = fsub(x, whole);
+  return ftimes_power(power_part(r), whole);
+}
+
+// 2^x for x <= 0.
+INLINE F fexp2_below(F x) {
+  x = fmax(fset(-126.0f), x);
+  F whole = fround(x), r = fsub(x, whole);
+  return ftimes_power(power_part(r), whole);
 }
 
 INLINE float exp2_scalar(float x) {
@@ -54,6 +66,13 @@ INLINE I to_bits(F x, int type) {
   I rounded = ishr(iadd(b, iadd(iset(0x7fff), iand(ishr(b, 16), iset(1)))), 16);
   I quiet = ior(ishr(b, 16), iset(0x40));
   return iselect(fequal(x, x), rounded, quiet);
+}
+
+// Sixteen values as two bf16 parts each, the value cut and what is left: 16 bits of mantissa.
+INLINE void store_halves(uint16_t *high, uint16_t *low, F x) {
+  const I top = iand(ibits(x), iset((int32_t)0xffff0000));
+  short_store(high, ALL, ishr(top, 16));
+  short_store(low, ALL, ishr(iadd(ibits(fsub(x, fbits(top))), iset(0x8000)), 16));
 }
 
 INLINE F from_bits(I b, int type) { return type == KVPLAN_FP16 ? half_float(b) : fbits(ishl(b, 16)); }
