@@ -17,7 +17,7 @@ import msgspec
 import torch
 
 from kvplan.core.records import CellKey, CellStatus, Conditions
-from kvplan.errors import DoesNotFitError, KvplanError
+from kvplan.errors import DoesNotFitError, KvplanError, UnsupportedFormatError
 from kvplan.measure.bandwidth import read_bandwidth
 from kvplan.measure.beds import COLD_FACTOR
 from kvplan.measure.cells import exact_figures
@@ -28,6 +28,7 @@ from kvplan.measure.kernel_figures import KernelBench, derived_figures
 from kvplan.measure.model_figures import ModelBench
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import Kernel, Ops, load_ops
+from kvplan_kernels.format import UnsupportedError
 
 _BANDWIDTH_MEMORY_SHARE: Final = 0.25
 _BANDWIDTH_BYTES_MIN: Final = 2**26
@@ -86,13 +87,7 @@ def run(job: Job, report: Report) -> None:
     torch.set_num_threads(job.threads)
     bench = _prepare(job, report)
     for group in job.groups:
-        try:
-            measured = _measure(bench, group)
-        except (MemoryError, RuntimeError, DoesNotFitError) as error:
-            if not out_of_memory(error):
-                raise
-            measured = [message for key in group for message in _measure_alone(bench, key, str(error), len(group))]
-        for message in measured:
+        for message in _measure_apart(bench, group):
             report(message)
 
 
@@ -121,16 +116,18 @@ def _bandwidth(device: Device, threads: int) -> tuple[float, ...]:
     return read_bandwidth(device, threads=threads, buffer_bytes=min(wanted, allowed))
 
 
-def _measure_alone(bench: Bench, key: CellKey, reason: str, cells: int) -> list[Measured]:
-    """Measure one cell of a group that did not fit as a whole."""
-    if cells > 1:
-        try:
-            return _measure(bench, (key,))
-        except (MemoryError, RuntimeError, DoesNotFitError) as error:
-            if not out_of_memory(error):
-                raise
-            reason = str(error)
-    return [Measured(key=key, status=CellStatus.OUT_OF_MEMORY, reason=first_line(reason) or "memory ran out")]
+def _measure_apart(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
+    """Return one repeat of a group; of cells that cannot be measured together, each by itself."""
+    try:
+        return _measure(bench, group)
+    except (MemoryError, RuntimeError, ValueError, KvplanError) as error:
+        status, reason = outcome(error), first_line(str(error))
+        if status is None:
+            raise
+    # The error is gone by now, and with it its frames and what they had allocated.
+    if len(group) == 1:
+        return [Measured(key=group[0], status=status, reason=reason or "memory ran out")]
+    return [message for key in group for message in _measure_apart(bench, (key,))]
 
 
 def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
@@ -165,11 +162,17 @@ def _measured(bench: Bench, key: CellKey, samples: Samples, conditions: Conditio
     )  # fmt: skip
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether *error* says that memory ran out; torch says so in a RuntimeError."""
+def outcome(error: Exception) -> CellStatus | None:
+    """Return what *error* means for a cell; None where it is a fault.
+
+    torch says that memory ran out in a RuntimeError.
+    """
+    if isinstance(error, UnsupportedError | UnsupportedFormatError):
+        return CellStatus.UNSUPPORTED
     if isinstance(error, MemoryError | DoesNotFitError):
-        return True
-    return any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
+        return CellStatus.OUT_OF_MEMORY
+    told = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
+    return CellStatus.OUT_OF_MEMORY if told else None
 
 
 def first_line(text: str) -> str:

@@ -18,6 +18,7 @@ from kvplan.measure.jobs import DECODER, Effort, Job, Measured, Message, Refused
 from kvplan.measure.launch import WorkerDiedError, launch
 from kvplan.runtime.ops import Kernel
 from kvplan.store.models import load_model_spec
+from kvplan_kernels.format import UnsupportedError
 
 EFFORT = Effort(kernel_samples=4, kernel_budget_s=1.0, step_samples=3, step_budget_s=2.0)
 FORMATS = ("bf16", "int8", "kivi-k4v4-g32-r32")
@@ -153,18 +154,28 @@ def test_a_cell_that_does_not_fit_beside_others_is_told_apart(
 
 
 @pytest.mark.parametrize(
-    ("error", "known"),
+    ("error", "status"),
     [
-        (MemoryError(), True),
-        (
-            RuntimeError("[enforce fail at alloc_cpu.cpp:127] DefaultCPUAllocator: can't allocate memory: you tried"),
-            True,
-        ),
-        (RuntimeError("shape mismatch"), False),
+        (MemoryError(), CellStatus.OUT_OF_MEMORY),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), CellStatus.OUT_OF_MEMORY),
+        (UnsupportedError("71 query heads for 1 KV heads"), CellStatus.UNSUPPORTED),
+        (RuntimeError("shape mismatch"), None),
+        (ValueError("can't allocate memory"), None),
     ],
 )
-def test_memory_that_ran_out_is_told_from_a_fault(error: BaseException, *, known: bool) -> None:
-    assert worker.out_of_memory(error) is known
+def test_what_ended_a_cell_is_told_from_a_fault(error: Exception, status: CellStatus | None) -> None:
+    assert worker.outcome(error) is status
+
+
+def test_what_a_kernel_refuses_is_unsupported_and_the_rest_goes_on(
+    run: Callable[[Job], list[Message]], job: Job
+) -> None:
+    wide = replace(job, spec=replace(job.spec, query_heads=64), has_weights=False, groups=job.groups[1:2])
+
+    found = cells(run(wide))
+
+    assert {message.status for message in found.values()} == {CellStatus.UNSUPPORTED}
+    assert all("64 query heads for 2 KV heads" in message.reason for message in found.values())
 
 
 def test_an_address_space_that_is_too_small_is_a_result_and_not_the_end(job: Job) -> None:
