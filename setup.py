@@ -68,7 +68,9 @@ class BuildKernels(build_ext):
 
 setup(
     ext_modules=[
-        Extension("kvplan_kernels.native._kernels", sources=[str(NATIVE / "kernels.cpp")], language="c++", optional=True)
+        Extension(
+            "kvplan_kernels.native._kernels", sources=[str(NATIVE / "kernels.cpp")], language="c++", optional=True
+        )
     ]
     if sys.platform == "linux"
     else [],

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kvplan_kernels.format import FloatType, UnsupportedError
+from kvplan_kernels.huge_pages import zeroed
 from kvplan_kernels.layout import KVLayout
 
 TORCH_FLOAT: Final = {FloatType.BF16: torch.bfloat16, FloatType.FP16: torch.float16}
@@ -33,9 +34,9 @@ class LayerCache:
         """Return a zeroed cache of *blocks* pages for *slots* sequences."""
         return cls(
             layout=layout,
-            pages=torch.zeros(blocks, layout.page_bytes, dtype=torch.uint8, device=device),
-            ring=torch.zeros(slots, layout.ring_bytes, dtype=torch.uint8, device=device),
-            sinks=torch.zeros(slots, layout.sink_bytes, dtype=torch.uint8, device=device),
+            pages=zeroed(blocks, layout.page_bytes, device),
+            ring=zeroed(slots, layout.ring_bytes, device),
+            sinks=zeroed(slots, layout.sink_bytes, device),
         )
 
     @property

@@ -27,7 +27,7 @@ def _fields(kind: type, names: str) -> list[tuple[str, type]]:
 class TensorLayout(ctypes.Structure):
     """`kvplan_tensor`."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes reads a plain list
+    _fields_ = [
         *_fields(c_int32, "bits per_channel group keep_tokens quantum_tokens ring_tokens"),
         *_fields(c_int64, "codes scale minimum ring_offset sink_offset"),
     ]
@@ -36,8 +36,10 @@ class TensorLayout(ctypes.Structure):
 class Layout(ctypes.Structure):
     """`kvplan_layout`."""
 
-    _fields_ = [  # noqa: RUF012
-        *_fields(c_int32, "abi_version struct_bytes kv_heads head_dim block_tokens float_type sink_tokens sink_capacity"),
+    _fields_ = [
+        *_fields(
+            c_int32, "abi_version struct_bytes kv_heads head_dim block_tokens float_type sink_tokens sink_capacity"
+        ),
         *_fields(c_int64, "slab_bytes page_bytes ring_bytes sink_bytes ring_head_bytes sink_head_bytes"),
         *_fields(TensorLayout, "key value"),
     ]
@@ -46,7 +48,7 @@ class Layout(ctypes.Structure):
 class BatchCall(ctypes.Structure):
     """`kvplan_batch`."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields(c_void_p, "pages ring sinks"),
         *_fields(c_int64, "blocks slots"),
         *_fields(c_void_p, "block_tables slot_ids lengths"),
@@ -57,13 +59,13 @@ class BatchCall(ctypes.Structure):
 class Source(ctypes.Structure):
     """`kvplan_source`."""
 
-    _fields_ = [*_fields(c_void_p, "data"), *_fields(c_int64, "token_stride head_stride")]  # noqa: RUF012
+    _fields_ = [*_fields(c_void_p, "data"), *_fields(c_int64, "token_stride head_stride")]
 
 
 class AppendCall(ctypes.Structure):
     """`kvplan_append_call`."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields(Source, "key value"),
         *_fields(c_void_p, "counts"),
         *_fields(c_int32, "source_type threads variant"),
@@ -73,7 +75,7 @@ class AppendCall(ctypes.Structure):
 class DecodeCall(ctypes.Structure):
     """`kvplan_decode_call`."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields(c_void_p, "query"),
         *_fields(c_int64, "query_stride_sequence query_stride_query query_stride_head"),
         *_fields(c_void_p, "output received sink_logits positions"),
@@ -87,7 +89,7 @@ class DecodeCall(ctypes.Structure):
 class DequantizeCall(ctypes.Structure):
     """`kvplan_dequantize_call`."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         *_fields(c_void_p, "key value"),
         *_fields(c_int64, "tokens"),
         *_fields(c_int32, "threads variant"),

@@ -45,10 +45,18 @@ INLINE F input_values(const Append &a, const Lane &n, int64_t input, int v) {
   return type == a.layout->float_type ? x : from_bits(to_bits(x, a.layout->float_type), a.layout->float_type);
 }
 
+// A head's part of a token is a few lines far from the next token's: too short for the machine to see a stream.
+INLINE void prefetch_input(const Append &a, const Lane &n, int64_t input) {
+  const int64_t bytes = a.dim * type_bytes(a.call->source_type);
+  for (int i = 0; i < LANES; i++)
+    for (int64_t at = 0; at < bytes; at += 64) prefetch(n.input + (input + i) * n.row_bytes + at);
+}
+
 // ---- sixteen tokens of K
 
 // Fill the lanes `fresh` from the input, where lane 0 is input `start`, and `held` from 16-bit words.
 void gather_key(const Append &a, const Lane &n, int64_t start, Mask fresh, const uint8_t *words, Mask held, KeyRun x) {
+  if (fresh == ALL) prefetch_input(a, n, start + LANES);
   for (int v = 0; v < a.vectors; v++) {
     F rows[LANES];
     for (int i = 0; i < LANES; i++) rows[i] = fresh >> i & 1 ? input_values(a, n, start + i, v) : fzero();
@@ -78,8 +86,10 @@ void gather_key(const Append &a, const Lane &n, int64_t start, Mask fresh, const
 
 void store_key_values(const Append &a, uint8_t *words, Mask lanes, const KeyRun x) {
   const int type = a.layout->float_type;
-  for (int w = 0; w < a.dim / 2; w++)
-    istore_part(words + 64 * w, lanes, ior(to_bits(fload(x[2 * w]), type), ishl(to_bits(fload(x[2 * w + 1]), type), 16)));
+  for (int w = 0; w < a.dim / 2; w++) {
+    const I first = to_bits(fload(x[2 * w]), type), second = to_bits(fload(x[2 * w + 1]), type);
+    istore_part(words + 64 * w, lanes, ior(first, ishl(second, 16)));
+  }
 }
 
 struct Metadata { // of sixteen groups
@@ -121,7 +131,9 @@ INLINE I clamp_code(F whole, float steps, Mask coded) {
 
 INLINE int shift_of(int element, int bits) { return 8 * (element & 3) + bits * (element >> 2); }
 
-template <int BITS> void store_key_codes_token(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, Mask lanes, const KeyRun x, int64_t *poisoned) {
+template <int BITS>
+void store_key_codes_token(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, Mask lanes, const KeyRun x,
+                           int64_t *poisoned) {
   constexpr int ELEMENTS = 32 / BITS;
   constexpr float STEPS = (1 << BITS) - 1;
   const int words = (a.dim + ELEMENTS - 1) / ELEMENTS;
@@ -144,14 +156,16 @@ template <int BITS> void store_key_codes_token(const Append &a, const Lane &n, u
       const int count = end - first < ELEMENTS ? end - first : ELEMENTS;
       I word = izero();
       Mask unsure = 0;
-      for (int e = 0; e < count; e++)
-        word = ior(word, ishl(clamp_code(quick_code(fload(x[first + e]), m.minimum, m.inverse, &unsure), STEPS, m.coded),
-                              shift_of(e, BITS)));
+      for (int e = 0; e < count; e++) {
+        const F whole = quick_code(fload(x[first + e]), m.minimum, m.inverse, &unsure);
+        word = ior(word, ishl(clamp_code(whole, STEPS, m.coded), shift_of(e, BITS)));
+      }
       if (unsure & m.coded & lanes) {
         word = izero();
-        for (int e = 0; e < count; e++)
-          word = ior(word, ishl(clamp_code(exact_code(fload(x[first + e]), m.minimum, m.scale), STEPS, m.coded),
-                                shift_of(e, BITS)));
+        for (int e = 0; e < count; e++) {
+          const F whole = exact_code(fload(x[first + e]), m.minimum, m.scale);
+          word = ior(word, ishl(clamp_code(whole, STEPS, m.coded), shift_of(e, BITS)));
+        }
       }
       istore_part(codes + 64 * (first / ELEMENTS), lanes, word);
     }
@@ -159,7 +173,9 @@ template <int BITS> void store_key_codes_token(const Append &a, const Lane &n, u
 }
 
 // One group of tokens that share a scale per channel: `runs` runs.
-template <int BITS> void store_key_codes_channel(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, int runs, const KeyRun *x, int64_t *poisoned) {
+template <int BITS>
+void store_key_codes_channel(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, int runs, const KeyRun *x,
+                             int64_t *poisoned) {
   constexpr int ELEMENTS = 32 / BITS;
   constexpr float STEPS = (1 << BITS) - 1;
   const int words = (a.dim + ELEMENTS - 1) / ELEMENTS;
@@ -215,7 +231,9 @@ template <int BITS> void store_key_codes_channel(const Append &a, const Lane &n,
 
 // ---- sixteen tokens of V
 
-void gather_value(const Append &a, const Lane &n, int64_t start, Mask fresh, const uint8_t *words, Mask held, ValueRun x) {
+void gather_value(const Append &a, const Lane &n, int64_t start, Mask fresh, const uint8_t *words, Mask held,
+                  ValueRun x) {
+  if (fresh == ALL) prefetch_input(a, n, start + LANES);
   for (int i = 0; i < LANES; i++) {
     if (fresh >> i & 1) {
       for (int v = 0; v < a.vectors; v++) fstore(x[i] + v * LANES, input_values(a, n, start + i, v));
@@ -248,7 +266,9 @@ void store_value_values(const Append &a, uint8_t *words, Mask lanes, const Value
   }
 }
 
-template <int BITS> void store_value_codes(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, Mask lanes, const ValueRun x, int64_t *poisoned) {
+template <int BITS>
+void store_value_codes(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, Mask lanes, const ValueRun x,
+                       int64_t *poisoned) {
   constexpr int ELEMENTS = 32 / BITS;
   constexpr float STEPS = (1 << BITS) - 1;
   constexpr uint32_t CODE = (1u << BITS) - 1;
@@ -354,7 +374,8 @@ int64_t append_value_pages(const Append &a, const Lane &n, int64_t first, int64_
 }
 
 // Store tokens [first, last), whose token 0 is input `offset`, in 16-bit words that wrap after `capacity` tokens.
-void append_words(const Append &a, const Lane &n, bool key, uint8_t *words, int64_t capacity, int64_t first, int64_t last, int64_t offset) {
+void append_words(const Append &a, const Lane &n, bool key, uint8_t *words, int64_t capacity, int64_t first,
+                  int64_t last, int64_t offset) {
   for (int64_t token = first / LANES * LANES; token < last; token += LANES) {
     const Mask lanes = lanes_between(first - token, last - token);
     uint8_t *to = words + token % capacity * a.dim * 2;

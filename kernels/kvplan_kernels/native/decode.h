@@ -219,7 +219,8 @@ void score_codes(const Shape &s, Rows &rows, const Tile &now, const Tile &next, 
 }
 
 template <int TYPE, int RB, int RUNS>
-INLINE void score_values_runs(const Shape &s, const Rows &rows, const Tile &now, const Tile &next, int run, float *out) {
+INLINE void score_values_runs(const Shape &s, const Rows &rows, const Tile &now, const Tile &next, int run,
+                              float *out) {
   Pairs<TYPE> sum[RB][RUNS];
 #pragma GCC unroll 4
   for (int r = 0; r < RB; r++)
@@ -551,7 +552,9 @@ template <int RB> AddFunction choose_add(const kvplan_layout &l, int store) {
 #ifdef KVPLAN_AMX
   if ((store == STORE_VALUES || l.value.bits == 16) && l.float_type == KVPLAN_BF16) return add_values_tiles<RB>;
   if (store == STORE_CODES && l.value.bits < 16)
-    return l.value.bits == 8 ? add_codes_tiles<8, RB> : l.value.bits == 4 ? add_codes_tiles<4, RB> : add_codes_tiles<2, RB>;
+    return l.value.bits == 8   ? add_codes_tiles<8, RB>
+           : l.value.bits == 4 ? add_codes_tiles<4, RB>
+                               : add_codes_tiles<2, RB>;
 #endif
   if (store == STORE_VALUES || l.value.bits == 16)
     return l.float_type == KVPLAN_BF16 ? add_values<KVPLAN_BF16, RB> : add_values<KVPLAN_FP16, RB>;

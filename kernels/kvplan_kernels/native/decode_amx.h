@@ -1,7 +1,7 @@
 // The dot products of decode on AMX tiles: rows of operands (both planes of four query rows) times sixteen columns.
 //
 // A column is a token for K and a channel for V, as a lane is elsewhere, so codes and bf16 pairs lie in pages just as a
-// tile wants them: 8-bit codes and bf16 values are loaded straight from the page, 4 and 2 bits are unpacked to L1 first.
+// tile wants them: 8-bit codes and bf16 values are loaded straight from the page, 4 and 2 bits are unpacked first.
 // Integer sums are the same as with VNNI; bf16 operands are split in two parts, which keeps 16 bits of mantissa.
 #pragma once
 
@@ -96,7 +96,8 @@ INLINE void prefetch_rows(const uint8_t *ahead, int64_t stride, int rows) {
 typedef uint8_t Stage[BATCH][LANES * 64];
 
 template <int BITS, int RB, bool CHANNEL>
-INLINE void finish_scores(const Shape &s, const Rows &rows, const Tile &now, int run, int count, int group, float *out) {
+INLINE void finish_scores(const Shape &s, const Rows &rows, const Tile &now, int run, int count, int group,
+                          float *out) {
   alignas(64) Sums sums[BATCH];
   store_sums(sums);
   for (int j = 0; j < count; j++) {
@@ -215,7 +216,8 @@ template <int RB> void score_values_tiles(const Shape &s, Rows &rows, const Tile
 
 // Up to four vectors of channels and four runs.
 template <int BITS>
-INLINE void unpack_value(const Shape &s, const Tile &now, const Tile &next, int vector, int count, int run, Stage &stage) {
+INLINE void unpack_value(const Shape &s, const Tile &now, const Tile &next, int vector, int count, int run,
+                         Stage &stage) {
   constexpr int RUN_WORDS = LANES * BITS / 32, RUN_BYTES = LANES / 4 * 64;
   const int64_t stride = 4 * s.dim;
   const int runs = now.runs - run < BATCH ? now.runs - run : BATCH;

@@ -55,7 +55,7 @@ INLINE void locate(const Shape &s, int sequence, int head, const Segment &g, int
     locate_words(ring + l.value.ring_offset, token, l.value.ring_tokens, token_bytes, t.runs, t.value);
 }
 
-// Fill in tile number `index` of a sequence. Tiles are aligned to multiples of their size; only runs with tokens are in them.
+// Fill in tile number `index` of a sequence. Tiles are aligned to their size; only runs with tokens are in them.
 INLINE void fill_tile(const Shape &s, const Sequence &q, int sequence, int head, int64_t index, Tile &t) {
   int k = 0;
   while (k < 3 && index >= q.segments[k + 1].tile) k++;

@@ -95,8 +95,8 @@ Held find_run(const Dequantize &d, int sequence, int head, bool key, bool sinks,
   const kvplan_tensor &t = key ? l.key : l.value;
   const int64_t slot = d.batch->slot_ids[sequence], row_bytes = 2 * d.dim;
   if (sinks)
-    return {d.batch->sinks + slot * l.sink_bytes + head * l.sink_head_bytes + t.sink_offset + token * row_bytes, nullptr,
-            nullptr, 16};
+    return {d.batch->sinks + slot * l.sink_bytes + head * l.sink_head_bytes + t.sink_offset + token * row_bytes,
+            nullptr, nullptr, 16};
   if (!paged)
     return {d.batch->ring + slot * l.ring_bytes + head * l.ring_head_bytes + t.ring_offset +
                 token % t.ring_tokens * row_bytes,
@@ -109,7 +109,8 @@ Held find_run(const Dequantize &d, int sequence, int head, bool key, bool sinks,
   return {slab + t.codes + words, slab + t.scale + at, slab + t.minimum + at, t.bits};
 }
 
-void dequantize_span(const Dequantize &d, int sequence, int head, bool key, bool sinks, bool paged, int64_t first, int64_t last, uint16_t *base) {
+void dequantize_span(const Dequantize &d, int sequence, int head, bool key, bool sinks, bool paged, int64_t first,
+                     int64_t last, uint16_t *base) {
   if (first >= last) return;
   for (int64_t token = first / LANES * LANES; token < last; token += LANES) {
     const Held h = find_run(d, sequence, head, key, sinks, paged, token);

@@ -107,7 +107,8 @@ INLINE F fsum4(const F *v) {
 }
 
 INLINE F half_load(const void *p) {
-  return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)), _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))};
+  const __m128i *at = (const __m128i *)p;
+  return {_mm256_cvtph_ps(_mm_loadu_si128(at)), _mm256_cvtph_ps(_mm_loadu_si128(at + 1))};
 }
 INLINE F half_round(F x) {
   return {_mm256_cvtph_ps(_mm256_cvtps_ph(x.a, KVPLAN_ROUND)), _mm256_cvtph_ps(_mm256_cvtps_ph(x.b, KVPLAN_ROUND))};

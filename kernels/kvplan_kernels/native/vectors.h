@@ -11,7 +11,7 @@ INLINE Mask lanes_between(int64_t first, int64_t last) {
   return b > a ? (Mask)((1u << b) - (1u << a)) : 0;
 }
 
-// To the second level: it has three times the first one's room for lines under way, and the next tile need not evict this one.
+// To the second level, which has three times the first one's room for lines under way.
 INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
 
 // 2^r for r in [-1/2, 1/2]: Chebyshev fit of degree 5, relative error 2.2e-7 in float32.
