@@ -2,25 +2,31 @@
 
 from typing import Final
 
-import torch
-
 from kvplan.measure.device import Device
-from kvplan.measure.timing import time_once
+from kvplan.measure.timing import Call, time_once
 from kvplan_kernels import native
+from kvplan_kernels.cache import LayerCache
+from kvplan_kernels.format import parse
+from kvplan_kernels.layout import KVLayout
 
 SAMPLES: Final = 7
+_LAYOUT: Final = KVLayout(format=parse("bf16"), kv_heads=1, head_dim=128, block_tokens=256)
 
 
-def read_bandwidth(device: Device, *, threads: int, buffer_bytes: int, samples: int = SAMPLES) -> tuple[float, ...]:
-    """Return bytes per second of reading *buffer_bytes* once, on *threads* threads: one figure a pass.
+def read_pass(threads: int, buffer_bytes: int) -> tuple[Call, int]:
+    """Return a call that reads a buffer of about *buffer_bytes* once, on *threads* threads, and its exact bytes.
 
     Several streams a thread with full-width loads, as the decode kernels read; a plain sum of one stream reaches less
     than half of that on server cores and would make every kernel look close to the floor.
     """
-    buffer = torch.ones(buffer_bytes, dtype=torch.uint8)  # written, so that every page is a page of its own
+    blocks = max(1, buffer_bytes // _LAYOUT.page_bytes)
+    buffer = LayerCache.allocate(_LAYOUT, blocks=blocks, slots=1).pages  # memory of the kind that caches lie in
+    buffer.fill_(1)
+    return lambda: native.read_bytes(buffer, threads), buffer.nbytes
 
-    def read() -> None:
-        native.read_bytes(buffer, threads)
 
+def read_bandwidth(device: Device, *, threads: int, buffer_bytes: int, samples: int = SAMPLES) -> tuple[float, ...]:
+    """Return bytes per second of reading *buffer_bytes* once, on *threads* threads: one figure a pass."""
+    read, size = read_pass(threads, buffer_bytes)
     read()
-    return tuple(buffer_bytes / time_once(device, read) for _ in range(samples))
+    return tuple(size / time_once(device, read) for _ in range(samples))

@@ -245,9 +245,14 @@ def _replicate(filled: LayerCache, groups: Sequence[Group], order: Tensor) -> La
 
 
 def _copies(cache: LayerCache, copies: int) -> list[LayerCache]:
-    """Return *copies* of *cache*, each tensor's in one allocation."""
-    tensors = (cache.pages, cache.ring, cache.sinks)
-    split = (tensor.repeat(copies, 1).view(copies, *tensor.shape).unbind() for tensor in tensors)
+    """Return *copies* of *cache*, all in one allocation of the kind that a runtime's cache has."""
+    blocks, slots = cache.pages.shape[0], cache.ring.shape[0]
+    whole = LayerCache.allocate(cache.layout, blocks=copies * blocks, slots=copies * slots)
+    split = []
+    for source, target in ((cache.pages, whole.pages), (cache.ring, whole.ring), (cache.sinks, whole.sinks)):
+        parts = target.view(copies, *source.shape)
+        parts.copy_(source)
+        split.append(parts.unbind())
     return [
         LayerCache(layout=cache.layout, pages=pages, ring=ring, sinks=sinks)
         for pages, ring, sinks in zip(*split, strict=True)

@@ -9,7 +9,7 @@ import torch
 
 from kvplan.core.records import Conditions
 from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan.measure.bandwidth import read_bandwidth
+from kvplan.measure.bandwidth import read_pass
 from kvplan.measure.beds import COLD_FACTOR, DenseBed, Group, PagedBed, fitting_copies
 from kvplan.measure.device import Device
 from kvplan.measure.environment import Watch
@@ -24,6 +24,8 @@ DEFAULT_FORMATS: Final = ("bf16", "int8", "int4", "kivi-k4v4-g64", "kivi-k2v2-g6
 TORCH_FOLDED: Final = "torch-sdpa-folded"
 TORCH_GQA: Final = "torch-sdpa-gqa"
 OWN: Final = "kvplan"
+READ_BYTES_MIN: Final = 2**26
+_READ: Final = "read"
 _MEMORY_SHARE: Final = 0.7
 """Of the available memory, for all copies together; the rest is for torch and the page cache."""
 
@@ -103,10 +105,11 @@ def bench_decode(
         check_decode(ops, layout, case.query_heads)
     wanted = COLD_FACTOR * device.info.last_level_cache_bytes
     allowed = int(device.available_bytes() * _MEMORY_SHARE)
-    bandwidth = median(read_bandwidth(device, threads=case.threads, buffer_bytes=min(max(wanted, 2**28), allowed)))
-    calls, sizes, rotated = _calls(ops, case, layouts, wanted, allowed)
+    read, read_size = read_pass(case.threads, min(max(wanted, READ_BYTES_MIN), allowed // 3))
+    calls, sizes, rotated = _calls(ops, case, layouts, wanted, allowed - read_size)
     watch = Watch.start(device)
-    times = sample_interleaved(device, calls, Sampling(samples=samples))
+    times = sample_interleaved(device, {_READ: read, **calls}, Sampling(samples=samples))
+    bandwidth = read_size / median(times.pop(_READ))
     cells = tuple(_cell(case, name, sizes[name], found) for name, found in times.items())
     return DecodeBench(
         read_bandwidth_bytes_per_s=bandwidth, cells=cells, kernel=ops.name, cold_bytes=rotated,
