@@ -121,9 +121,9 @@ MUTANTS: Final = (
         after="if (!rows.channel_group)",
     ),
     Mutant(
-        name="scales beyond the last token are read",
+        name="minima beyond the last token are multiplied by 0",
         file="decode.h",
-        before="if (!w.full) scale = fselect(w.any[j], scale, fzero());",
+        before="y0 = fselect(m0, y0, fzero());",
         after="",
     ),
     Mutant(
