@@ -122,15 +122,14 @@ class Timings:
     def tpot(self, loads: Sequence[Load], percent: float) -> TimeEstimate:
         """Return the *percent*-th percentile of one decode step with *loads*.
 
-        Measured where a cell held these loads, else predicted; a disturbed cell's where neither can be had.
+        Measured where a cell held these loads, be it disturbed: an upper limit seen says more than a prediction.
         """
-        measured = self._measured_step(loads, percent, CellStatus.OK)
-        if measured is not None:
-            return measured
+        for status in _USED:
+            measured = self._measured_step(loads, percent, status)
+            if measured is not None:
+                return measured
         predicted = self._predict(loads, percent)
-        if predicted.value_s is not None:
-            return predicted
-        return self._measured_step(loads, percent, CellStatus.DISTURBED) or self._why_absent(loads, predicted)
+        return predicted if predicted.value_s is not None else self._why_absent(loads, predicted)
 
     def _measured_step(self, loads: Sequence[Load], percent: float, status: CellStatus) -> TimeEstimate | None:
         for cells, name in ((self.cells, "tpot_s"), (self.others, "tpot_16bit_s")):
@@ -158,7 +157,7 @@ class Timings:
 
     def shares(self, loads: Sequence[Load]) -> StepShares | None:
         """Return where a measured step's time goes; None where no cell measured these loads."""
-        for cell in _with(self.cells, "tpot_s", CellStatus.OK):
+        for cell in [cell for status in _USED for cell in _with(self.cells, "tpot_s", status)]:
             total, attention = _value(cell, "tpot_s"), _value(cell, "decode_fused_s")
             if _shape(cell.key.loads) != _shape(loads) or not total or attention is None:
                 continue

@@ -84,6 +84,15 @@ def test_a_disturbed_cell_stands_in_for_none_and_says_so(maker: Any) -> None:
     assert Timings(cells=(disturbed, quiet)).tpot(loads, 95).disturbed == ""
 
 
+def test_an_upper_limit_that_was_seen_comes_before_a_prediction(maker: Any) -> None:
+    disturbed = replace(cell(maker, [(A, 6)]), status=CellStatus.DISTURBED, reason="steal 9%")
+    known = Timings(cells=(cell(maker, [(A, 4)]), cell(maker, [(A, 8)]), disturbed))
+    loads = [Load(bucket=A, sequences=6)]
+    assert known.tpot(loads, 95).evidence is Evidence.MEASURED
+    assert known.tpot(loads, 95).disturbed == "steal 9%"
+    assert known.shares(loads) is not None
+
+
 def test_a_cell_that_failed_gives_its_reason(maker: Any) -> None:
     failed = replace(cell(maker, [(A, 4)]), status=CellStatus.FAILED, reason="boom", figures={})
     estimate = Timings(cells=(failed,)).tpot([Load(bucket=A, sequences=4)], 95)
