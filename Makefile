@@ -37,6 +37,7 @@ types: install
 imports: install
 	$(BIN)/lint-imports
 
+unit: export KVPLAN_REQUIRE_NATIVE := 1
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow and not alone"
 	$(BIN)/pytest -q -m "alone and not slow"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvplan.errors import ExitStatus, NotComparableError, UnsupportedFormatError
+from kvplan.errors import ExitStatus, InputError, NotComparableError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from kvplan.core.assessments import Measurements
@@ -40,6 +40,7 @@ def recommend_command(
     asked = load_workload(workload)
     _check_supported(asked, engine)
     model, known = _known(asked, profiles)
+    _check_context(asked, model, workload)
     plan = make_plan(asked, model, known)
     if as_json:
         from kvplan.report.json import plan_json
@@ -60,6 +61,17 @@ def _check_supported(workload: "Workload", engine: str) -> None:
     find_engine(workload.engine or engine)
     if workload.tensor_parallel != 1 or workload.pipeline_parallel != 1:
         raise UnsupportedFormatError("kvplan's runtime works on one device", hint="set parallel to 1")
+
+
+def _check_context(workload: "Workload", model: "ModelSpec", path: Path) -> None:
+    for bucket in workload.buckets:
+        if bucket.total_tokens > model.context_tokens:
+            raise InputError(
+                f"bucket {bucket.name} has sequences of {bucket.total_tokens} tokens, "
+                f"{model.name} takes {model.context_tokens}",
+                where=str(path),
+                hint="shorten prompt or generate",
+            )
 
 
 def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measurements]":

@@ -228,7 +228,7 @@ def _test(rise: Rise, pooled: tuple[float, int] | None, allowed: float) -> Suspe
     return Suspect(
         verdict=replace(rise.verdict, low=exp(low), high=exp(high)),
         above=point > allowed,
-        unclear=low < allowed < high and reach > WIDE * allowed,
+        unclear=low >= allowed or (low < allowed < high and reach > WIDE * allowed),
         p_value=student_above(step / error, freedom) if error > 0 else float(step <= 0),
     )
 

@@ -102,6 +102,13 @@ def test_bad_input_is_one_line_and_2(run: Any, workload: Path, profile: Path) ->
     assert answer.err.count("\n") == 1
 
 
+def test_a_bucket_longer_than_the_model_takes_is_bad_input(run: Any, workload: Path, profile: Path) -> None:
+    workload.write_text(workload.read_text().replace("prompt: ", "prompt: 99"))
+    answer = run("recommend", workload, "-p", profile)
+    assert answer.status == 2
+    assert "takes" in answer.err
+
+
 def test_neither_torch_nor_numpy_is_loaded(workload: Path, profile: Path) -> None:
     program = (
         "import sys; from kvplan.cli import main; "

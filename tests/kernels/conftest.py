@@ -1,3 +1,4 @@
+import os
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ def variants() -> tuple[str, ...]:
     """The compiled variants that this machine runs."""
     reason = loader.missing()
     if reason is not None:
+        assert "KVPLAN_REQUIRE_NATIVE" not in os.environ, reason
         pytest.skip(reason)
     return loader.variants()
 
