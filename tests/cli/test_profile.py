@@ -3,7 +3,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -71,10 +71,21 @@ def fake(monkeypatch: pytest.MonkeyPatch, make: Any) -> type[FakeSession]:
     return Fresh
 
 
-def start(arguments: list[str], *more: str) -> "subprocess.Popen[str]":
-    kernel = "reference" if native.missing() else "cpu"
-    command = [sys.executable, "-m", "kvplan", *arguments, *REAL, "--kernel", kernel, *more]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+@pytest.fixture
+def start(arguments: list[str]) -> Iterator[Callable[..., "subprocess.Popen[str]"]]:
+    """Starts a real run; what still runs at the end of the test is ended."""
+    started: list[subprocess.Popen[str]] = []
+
+    def go(*more: str) -> "subprocess.Popen[str]":
+        kernel = "reference" if native.missing() else "cpu"
+        command = [sys.executable, "-m", "kvplan", *arguments, *REAL, "--kernel", kernel, *more]
+        started.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield go
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 def wait_for(condition: Callable[[], bool], process: "subprocess.Popen[str]") -> None:
@@ -95,10 +106,12 @@ def children(pid: int) -> list[int]:
 
 
 @pytest.mark.alone
-def test_interrupted_then_killed_then_resumed_everything_finished_is_kept(arguments: list[str], output: Path) -> None:
+def test_interrupted_then_killed_then_resumed_everything_finished_is_kept(
+    start: Callable[..., "subprocess.Popen[str]"], output: Path
+) -> None:
     journal = output.with_suffix(".jsonl")
 
-    first = start(arguments)
+    first = start()
     wait_for(lambda: repeats(journal) >= 2, first)
     first.send_signal(signal.SIGINT)
     out, err = first.communicate(timeout=60)
@@ -108,7 +121,7 @@ def test_interrupted_then_killed_then_resumed_everything_finished_is_kept(argume
     assert not output.exists()
     kept = read_journal(journal).cells
 
-    second = start(arguments, "--resume")
+    second = start("--resume")
     wait_for(lambda: repeats(journal) >= sum(len(cell.conditions) for cell in kept.values()) + 2, second)
     workers = children(second.pid)
     second.send_signal(signal.SIGKILL)
@@ -122,7 +135,7 @@ def test_interrupted_then_killed_then_resumed_everything_finished_is_kept(argume
         assert time.monotonic() < deadline, "the measuring process outlived its session"
         time.sleep(0.05)
 
-    third = start(arguments, "--resume", "--json")
+    third = start("--resume", "--json")
     out, err = third.communicate(timeout=180)
     assert third.returncode == ExitStatus.DONE, err
     assert "resumed: " in err
