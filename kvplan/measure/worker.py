@@ -9,7 +9,7 @@ import resource
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, TextIO
 
@@ -17,18 +17,21 @@ import msgspec
 import torch
 
 from kvplan.core.records import CellKey, CellStatus, Conditions
-from kvplan.errors import DoesNotFitError, KvplanError, UnsupportedFormatError
+from kvplan.core.specs import ModelSpec
+from kvplan.errors import DoesNotFitError, KvplanError, MismatchError, UnsupportedFormatError
 from kvplan.measure.bandwidth import read_bandwidth
 from kvplan.measure.beds import COLD_FACTOR
 from kvplan.measure.cells import exact_figures
 from kvplan.measure.device import Device, open_device
 from kvplan.measure.environment import Watch
+from kvplan.measure.gate import check_decode
 from kvplan.measure.jobs import ENCODER, Job, Measured, Message, Refused, Samples, Started
 from kvplan.measure.kernel_figures import KernelBench, derived_figures
 from kvplan.measure.model_figures import ModelBench
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import Kernel, Ops, load_ops
-from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.layout import KVLayout
 
 _BANDWIDTH_MEMORY_SHARE: Final = 0.25
 _BANDWIDTH_BYTES_MIN: Final = 2**26
@@ -44,13 +47,18 @@ Report = Callable[[Message], None]
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Bench:
-    """What a process has at hand for all its cells."""
+    """What a process has at hand for all its cells.
+
+    Attributes:
+        checked: Layouts on which the kernel was seen to agree with its definition.
+    """
 
     device: Device
     ops: Ops
     job: Job
     loaded: LoadedModel | None
     bandwidth: tuple[float, ...]
+    checked: set[KVLayout] = field(default_factory=set)
 
 
 def main() -> None:
@@ -132,8 +140,9 @@ def _measure_apart(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
 
 def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
     """Return one repeat of the cells of a group."""
-    watch = Watch.start(bench.device)
     spec, job = bench.job.spec, bench.job
+    check_kernels(bench.ops, spec, group, bench.checked)
+    watch = Watch.start(bench.device)
     kernels = KernelBench(bench.device, bench.ops, spec, group).measure(job.effort)
     found = {key: kernels[key] for key in group}
     del kernels
@@ -147,6 +156,22 @@ def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
             samples.missing |= missing[key]
     conditions = watch.conditions()
     return [_measured(bench, key, samples, conditions) for key, samples in found.items()]
+
+
+def check_kernels(ops: Ops, spec: ModelSpec, group: Sequence[CellKey], checked: set[KVLayout]) -> None:
+    """Refuse to time kernels that disagree with their definition; each layout is tried once.
+
+    Raises:
+        MismatchError: One does.
+    """
+    if ops.name == Kernel.REFERENCE:
+        return
+    for key in group:
+        for layer in spec.layers:
+            layout = layer.layout(parse(key.format), key.block_tokens, spec.float_type)
+            if layout not in checked:
+                check_decode(ops, layout, spec.query_heads)
+                checked.add(layout)
 
 
 def _measured(bench: Bench, key: CellKey, samples: Samples, conditions: Conditions) -> Measured:
@@ -169,6 +194,8 @@ def outcome(error: Exception) -> CellStatus | None:
     """
     if isinstance(error, UnsupportedError | UnsupportedFormatError):
         return CellStatus.UNSUPPORTED
+    if isinstance(error, MismatchError):
+        return CellStatus.FAILED
     if isinstance(error, MemoryError | DoesNotFitError):
         return CellStatus.OUT_OF_MEMORY
     told = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)

@@ -6,19 +6,22 @@ from pathlib import Path
 
 import msgspec
 import pytest
+import torch
 
 from kvplan.core.figures import FIGURES
 from kvplan.core.records import CellKey, CellStatus
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Target, Workload
+from kvplan.errors import MismatchError
 from kvplan.measure import worker
 from kvplan.measure.cells import Setting, exact_figures, plan_cells
 from kvplan.measure.device import CpuDevice
 from kvplan.measure.jobs import DECODER, Effort, Job, Measured, Message, Refused, Started
 from kvplan.measure.launch import WorkerDiedError, launch
-from kvplan.runtime.ops import Kernel
+from kvplan.runtime.ops import Kernel, load_ops
 from kvplan.store.models import load_model_spec
 from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.layout import KVLayout
 
 EFFORT = Effort(kernel_samples=4, kernel_budget_s=1.0, step_samples=3, step_budget_s=2.0)
 FORMATS = ("bf16", "int8", "kivi-k4v4-g32-r32")
@@ -249,3 +252,18 @@ def test_half_a_line_of_a_dying_process_is_not_a_message(job: Job, monkeypatch: 
 def test_a_job_survives_the_pipe(job: Job) -> None:
     assert msgspec.json.decode(msgspec.json.encode(job), type=Job) == job
     assert DECODER.decode(b'{"type":"started","base":{}}') == Started(base={})
+
+
+def test_a_kernel_that_disagrees_with_its_definition_is_not_timed(job: Job, spec: ModelSpec) -> None:
+    right = load_ops(Kernel.REFERENCE, 1)
+    wrong = replace(
+        right,
+        name="cpu/wrong",
+        decode=lambda *args, **kwargs: replace(right.decode(*args, **kwargs), output=torch.zeros(1)),
+    )
+    with pytest.raises(MismatchError, match="differs from its definition"):
+        worker.check_kernels(wrong, spec, job.groups[0], set())
+    assert worker.outcome(MismatchError("m")) is CellStatus.FAILED
+    checked: set[KVLayout] = set()
+    worker.check_kernels(replace(right, name="cpu/right"), spec, job.groups[0], checked)
+    assert {layout.format.name for layout in checked} == set(FORMATS)
