@@ -34,8 +34,9 @@ class KvplanError(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """Return the line: where, what, how to mend it."""
-        return f"{self.where + ': ' if self.where else ''}{self.message}{'; ' + self.hint if self.hint else ''}"
+        """Return the line: where, what, how to mend it; what a file smuggles in stays on it, escaped."""
+        line = f"{self.where + ': ' if self.where else ''}{self.message}{'; ' + self.hint if self.hint else ''}"
+        return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
 
 
 class InputError(KvplanError):
