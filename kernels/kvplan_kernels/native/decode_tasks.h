@@ -186,12 +186,29 @@ INLINE void clear_state(const Shape &s, Rows &rows, float *state) {
   fstore(rows.maximum, fset(LOWEST));
 }
 
-INLINE void prefetch_metadata(const Tile &t) {
+// The channels' scales and minima of one group of tokens lie together, over several lines.
+INLINE void prefetch_channels(const Shape &s, const uint8_t *scales, const uint8_t *minima) {
+  for (int64_t at = 0; at < 2 * s.dim; at += 64) {
+    prefetch(scales + at);
+    prefetch(minima + at);
+  }
+}
+
+// The tokens' scales and minima of every group of channels.
+INLINE void prefetch_tokens(const Shape &s, int groups, const uint8_t *scales, const uint8_t *minima) {
+  for (int64_t at = 0; at < 2 * groups * s.layout->block_tokens; at += 2 * s.layout->block_tokens) {
+    prefetch(scales + at);
+    prefetch(minima + at);
+  }
+}
+
+INLINE void prefetch_metadata(const Shape &s, const Tile &t) {
+  const bool key = t.key_store == STORE_CODES, value = t.value_store == STORE_CODES;
   for (int j = 0; j < t.runs; j++) {
-    prefetch(t.key_scale[j]);
-    prefetch(t.key_minimum[j]);
-    prefetch(t.value_scale[j]);
-    prefetch(t.value_minimum[j]);
+    if (key && !s.layout->key.per_channel) prefetch_tokens(s, s.key_groups, t.key_scale[j], t.key_minimum[j]);
+    else if (key && (j == 0 || t.key_scale[j] != t.key_scale[j - 1]))
+      prefetch_channels(s, t.key_scale[j], t.key_minimum[j]);
+    if (value) prefetch_tokens(s, s.value_groups, t.value_scale[j], t.value_minimum[j]);
   }
 }
 
@@ -219,7 +236,7 @@ void run_tiles(const Work &work, Rows *rows, int sequence, int head, int64_t fir
     Tile &next = tiles[(i - first + 1) & 1];
     if (i + 1 < last) fill_tile(s, q, sequence, head, i + 1, next);
     else next = now;
-    prefetch_metadata(next);
+    prefetch_metadata(s, next);
     for (int b = 0; b < s.blocks; b++) {
       const Steps &steps = work.steps[rows[b].count];
       const Tile &ahead = b ? now : next;
