@@ -11,6 +11,7 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
+from setuptools.errors import CompileError
 
 NATIVE = Path("kernels/kvplan_kernels/native")
 FLAGS = [
@@ -35,6 +36,7 @@ VARIANTS = {
     "avx2": ["-DKVPLAN_AVX2", *AVX2],
     "portable": [],
 }
+PORTABLE = "portable"
 
 
 def x86() -> bool:
@@ -46,18 +48,28 @@ class BuildKernels(build_ext):
     """Compile the kernels' source per variant, and link without an OpenMP runtime of our own."""
 
     def build_extension(self, ext: Extension) -> None:
-        """Build the one library."""
-        variants = VARIANTS if x86() else {"portable": []}
-        jobs = [("dispatch.cpp", "dispatch", ["-DKVPLAN_X86"] if x86() else [])]
-        jobs += [("kernels.cpp", name, [f"-DKVPLAN_ISA={name}", *flags]) for name, flags in variants.items()]
+        """Build the one library of the variants that the compiler knows; without the portable one there is none."""
+        names = list(VARIANTS) if x86() else [PORTABLE]
         with ThreadPoolExecutor(self.parallel if isinstance(self.parallel, int) else 2) as pool:
-            objects = [obj for found in pool.map(self._compile, jobs) for obj in found]
+            built = {name: found for name, found in zip(names, pool.map(self._variant, names), strict=True) if found}
+        listed = "".join(f"X({name})" for name in built)
+        objects = self._compile("dispatch.cpp", "dispatch", [f"-DKVPLAN_BUILT(X)={listed}"])
+        objects += [obj for found in built.values() for obj in found]
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(objects, str(target), target_lang="c++")
 
-    def _compile(self, job: tuple[str, str, list[str]]) -> list[str]:
-        source, name, flags = job
+    def _variant(self, name: str) -> list[str]:
+        """Return the objects of a variant, none where the compiler does not know its instructions."""
+        try:
+            return self._compile("kernels.cpp", name, [f"-DKVPLAN_ISA={name}", *VARIANTS[name]])
+        except CompileError as error:
+            if name == PORTABLE:
+                raise
+            self.warn(f"the {name} kernels are left out: {error}")
+            return []
+
+    def _compile(self, source: str, name: str, flags: list[str]) -> list[str]:
         return self.compiler.compile(
             [str(NATIVE / source)],
             output_dir=str(Path(self.build_temp) / name),

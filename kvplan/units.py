@@ -18,11 +18,14 @@ _BYTES: Final = {
     "TiB": 2**40,
 }
 _BYTES_MAX: Final = 2**63
+_PLAIN_BYTES_MIN: Final = 2**20
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)\s*")
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the bytes that *text* says: a plain number is bytes, GiB is 2^30, GB is 10^9.
+    """Return the bytes that *text* says: GiB is 2^30, GB is 10^9, a plain number of a mebibyte or more is bytes.
+
+    A smaller plain number is far more often a size whose unit was forgotten.
 
     Raises:
         InputError: No such size.
@@ -30,11 +33,11 @@ def parse_bytes(text: str | int) -> int:
     >>> parse_bytes("1.5GiB")
     1610612736
     """
-    if isinstance(text, int) and not isinstance(text, bool):
-        return _positive(text, text)
-    match = _QUANTITY.fullmatch(str(text))
+    match = None if isinstance(text, bool) else _QUANTITY.fullmatch(str(text))
     if match is None or (match[2] or "B") not in _BYTES:
         raise InputError(f"{text!r} is no size", hint="write it as 24GiB, 512MiB or 24GB")
+    if not match[2] and 0 < float(match[1]) < _PLAIN_BYTES_MIN:
+        raise InputError(f"{text!r} has no unit", hint=f"write it as {match[1]}GiB, or as {match[1]}B for bytes")
     count = float(match[1]) * _BYTES[match[2] or "B"]
     return _positive(round(count) if count <= _BYTES_MAX else 0, text)
 

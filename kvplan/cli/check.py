@@ -39,8 +39,8 @@ def check_command(
 
         sys.stdout.write(comparison_json(comparison) + "\n")
     else:
+        from kvplan.report.comparison import print_comparison
         from kvplan.report.console import open_console
-        from kvplan.report.table import print_comparison
 
         print_comparison(open_console(), comparison)
     raise typer.Exit(comparison.status)

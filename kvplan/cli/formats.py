@@ -29,6 +29,6 @@ def formats_command(
         sys.stdout.write(formats_json(facts) + "\n")
         return
     from kvplan.report.console import open_console
-    from kvplan.report.table import print_formats
+    from kvplan.report.formats import print_formats
 
     print_formats(open_console(), facts)

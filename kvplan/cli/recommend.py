@@ -48,7 +48,7 @@ def recommend_command(
         sys.stdout.write(plan_json(plan) + "\n")
     else:
         from kvplan.report.console import open_console
-        from kvplan.report.table import print_plan
+        from kvplan.report.plan import print_plan
 
         print_plan(open_console(), plan, model=asked.model, workload=str(workload), explain=explain)
     statuses = {Outcome.NOTHING_FITS: ExitStatus.NOT_MET, Outcome.UNDECIDED: ExitStatus.UNSUPPORTED}
@@ -93,11 +93,28 @@ def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measure
             raise NotComparableError(
                 f"measured on {profile.device.name}, the workload asks for {workload.device}", where=str(path)
             )
+    _check_one_setup(paths, found)
     return model, Measurements(
         cells=tuple(cell for profile in found for cell in profile.cells),
         quality=tuple(result for profile in found for result in profile.quality),
         device=found[0].device,
     )
+
+
+def _check_one_setup(paths: list[Path], profiles: "list[Profile]") -> None:
+    """Refuse to mix times of different kernels or versions: none would stand for both."""
+    setups = {
+        (key.kernel, key.kvplan_version): path
+        for path, profile in zip(paths, profiles, strict=True)
+        for key in (cell.key for cell in profile.cells)
+    }
+    if len(setups) > 1:
+        ((kernel, version), _), (other, path), *_ = setups.items()
+        raise NotComparableError(
+            f"measured with {' '.join(other)}, another profile with {kernel} {version}",
+            where=str(path),
+            hint="give profiles of one kernel and version",
+        )
 
 
 def _without_profile(workload: "Workload") -> "tuple[ModelSpec, Measurements]":

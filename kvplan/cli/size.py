@@ -58,6 +58,7 @@ def size_command(
     if kv_memory is not None and memory is not None:
         raise InputError("--kv-memory and --memory are two answers to one question", hint="give one")
     forms = [read_format(name) for name in dict.fromkeys(formats)]
+    share = _share(utilization)
     block_tokens = block_size or chosen.default_block_tokens
     results: list[CacheSize] = []
     for name in models:
@@ -66,19 +67,25 @@ def size_command(
         for form in forms or [read_format(str(model.float_type))]:
             pool = parse_bytes(kv_memory) if kv_memory is not None else None
             if memory is not None:
-                pool = _pool_bytes(model, parse_bytes(memory), utilization, min(tokens, max_batched_tokens))
+                pool = _pool_bytes(model, parse_bytes(memory), share, min(tokens, max_batched_tokens))
             results.append(replace(size_cache(model, form, block_tokens, tokens, pool), model=name))
     _print(results, chosen.name, as_json=as_json)
 
 
-def _pool_bytes(model: "ModelSpec", memory_bytes: int, utilization: str, chunk_tokens: int) -> int:
-    """Return what weights and the activations of one prefill chunk leave of the device."""
-    from kvplan.core.memory import activation_bytes
-    from kvplan.units import format_bytes, parse_share
+def _share(utilization: str) -> float:
+    from kvplan.units import parse_share
 
     share = parse_share(utilization)
     if not 0 < share <= 1:
         raise InputError(f"{utilization!r} of the memory", where="--memory-utilization", hint="write it as 90%")
+    return share
+
+
+def _pool_bytes(model: "ModelSpec", memory_bytes: int, share: float, chunk_tokens: int) -> int:
+    """Return what weights and the activations of one prefill chunk leave of the device."""
+    from kvplan.core.memory import activation_bytes
+    from kvplan.units import format_bytes
+
     if model.weight_bytes is None:
         raise InputError(f"{model.name} has no weights to count", hint="give --kv-memory instead of --memory")
     left = int(memory_bytes * share) - model.weight_bytes - activation_bytes(model, chunk_tokens)
@@ -95,6 +102,6 @@ def _print(results: "list[CacheSize]", engine: str, *, as_json: bool) -> None:
         sys.stdout.write(sizes_json(results, engine) + "\n")
         return
     from kvplan.report.console import open_console
-    from kvplan.report.table import print_sizes
+    from kvplan.report.sizes import print_sizes
 
     print_sizes(open_console(), results)

@@ -27,6 +27,11 @@ class Measurements:
     quality: tuple[Quality, ...] = ()
     device: DeviceInfo | None = None
 
+    @property
+    def kernels(self) -> frozenset[str]:
+        """The implementations whose times are known."""
+        return frozenset(cell.key.kernel for cell in self.cells)
+
     def timings(self, form: CacheFormat, block_tokens: int, confidence: float) -> Timings:
         """Return the cells of one setting; those with rotated buffers and most threads where there are several."""
         cells = [c for c in self.cells if c.key.format == form.name and c.key.block_tokens == block_tokens]

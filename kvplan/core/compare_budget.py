@@ -10,7 +10,7 @@ from kvplan.core.compare import MARGINS, ratios
 from kvplan.core.comparisons import Comparison, FigureVerdict, Standing
 from kvplan.core.formats import read_format
 from kvplan.core.memory import MemoryModel
-from kvplan.core.plans import Status
+from kvplan.core.plans import Quantity, Status
 from kvplan.core.quality_bounds import bound_quality
 from kvplan.core.records import Cell, CellStatus, Profile
 from kvplan.core.stats import median_bounds, percentile
@@ -120,5 +120,5 @@ def _quality_verdicts(current: Profile, budget: Budget) -> Iterator[FigureVerdic
                 cell=f"{quality.key.format}/b{quality.key.block_tokens}/quality", figure=str(verdict.quantity),
                 standing=_STANDINGS[verdict.status], baseline=verdict.limit,
                 current=verdict.bound if verdict.bound is not None else verdict.value,
-                reason=verdict.reason, unit="share",
+                reason=verdict.reason, unit="nats" if verdict.quantity is Quantity.KL else "share",
             )  # fmt: skip

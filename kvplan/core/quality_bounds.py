@@ -44,6 +44,7 @@ class QualityBounds:
     """One format's quality against 16 bits, paired. Shares are fractions.
 
     Attributes:
+        longest_tokens: Of what was scored, documents and trials; positions that no score covers are not counted.
         kl: Mean divergence of a position, in nats.
         kl_p99: The 99th percentile of positions; None where no positions were kept.
         retrieval_drop: Keys lost minus keys gained over trials; None without trials.
@@ -53,6 +54,7 @@ class QualityBounds:
     documents: int
     positions: int
     quantized_positions: int
+    longest_tokens: int
     trials: int
     perplexity_16bit: float
     perplexity_increase: Bound
@@ -80,6 +82,7 @@ def bound_quality(quality: Quality, confidence: float) -> QualityBounds:
         documents=len(documents),
         positions=total,
         quantized_positions=sum(document.quantized_positions for document in documents),
+        longest_tokens=max([*positions, *(trial.context_tokens for trial in quality.trials)]),
         trials=len(quality.trials),
         perplexity_16bit=exp(sum(document.nll_16bit for document in documents) / total),
         perplexity_increase=Bound(

@@ -11,6 +11,9 @@ from kvplan.core.verdicts import quality_text
 from kvplan.core.workloads import Workload
 from kvplan.units import format_bytes
 
+LONGER: Final = 2.0
+"""Sequences longer than the longest scored text by this factor are worth a sentence."""
+REFERENCE: Final = "reference"
 NOTABLE_SLOWDOWN: Final = 1.02
 """A step this much slower than with 16 bits is worth a sentence."""
 
@@ -117,13 +120,17 @@ def bottleneck(pick: Option) -> str:
     return f"{text} {room}"
 
 
-def remarks(options: Sequence[Option], pick: Option | None, workload: Workload, model: ModelSpec) -> tuple[str, ...]:
-    """Return further things to know, most pressing first."""
+def remarks(
+    options: Sequence[Option], pick: Option | None, workload: Workload, model: ModelSpec, kernels: frozenset[str]
+) -> tuple[str, ...]:
+    """Return further things to know, most pressing first; *kernels* are those whose times are known."""
     found = []
+    if any(name.startswith(REFERENCE) for name in kernels):
+        found.append("Times are of the reference operations, which define the kernels and are far slower.")
     if pick is not None:
         found += _pick_remarks(options, pick, workload)
     if workload.target.ttft_ms:
-        found.append("TTFT is prefill and packing of one prompt; time spent queueing is not in it.")
+        found.append("TTFT is prefill and packing of one prompt, timed once a repeat; queueing is not in it.")
     if any(layer.kind is LayerKind.SLIDING for layer in model.layers):
         found.append("Sliding-window layers keep every token in kvplan's runtime, and are counted so.")
     return tuple(found)
@@ -140,6 +147,10 @@ def _pick_remarks(options: Sequence[Option], pick: Option, workload: Workload) -
         found.append(f"{pick.label} makes a step {slower:.0f}% slower than 16 bits: it buys sessions, not speed.")
     if pick.quantized and not workload.quality.constrains:
         found.append(f"The workload sets no quality budget{_known_quality(pick)}.")
+    longest = max(bucket.total_tokens for bucket in workload.buckets)
+    if pick.quality and longest > LONGER * pick.quality.longest_tokens:
+        scored = f"Quality was scored on {pick.quality.longest_tokens} tokens at most"
+        found.append(f"{scored}; the workload's sequences reach {longest}, where it may cost more.")
     if pick.quality and pick.quality.quantized_positions < pick.quality.positions / 2:
         share = 100 * pick.quality.quantized_positions / pick.quality.positions
         found.append(f"Only {share:.0f}% of the scored positions attended to quantized tokens: score longer text.")

@@ -15,7 +15,8 @@ REASON_QUALITY_ABSENT: Final = "quality was not measured"
 
 
 def memory_verdict(memory: MemoryPlan) -> Verdict:
-    """Return whether the need is within the memory."""
+    """Return whether the need is within the memory; as sure as the least sure of its terms."""
+    predicted = any(term.evidence is Evidence.PREDICTED for term in memory.terms)
     need, limit = memory.need_bytes, memory.limit_bytes
     reason = "" if memory.fits else f"needs {format_bytes(need)}, {format_bytes(limit)} may be used"
     return Verdict(
@@ -24,7 +25,7 @@ def memory_verdict(memory: MemoryPlan) -> Verdict:
         limit=limit,
         value=need,
         bound=need,
-        evidence=Evidence.EXACT,
+        evidence=Evidence.PREDICTED if predicted else Evidence.EXACT,
         reason=reason,
     )
 

@@ -24,7 +24,7 @@ from kvplan.measure.launch import KILLED, Launch, WorkerDiedError, launch
 from kvplan.measure.progress import Progress
 from kvplan.measure.repeats import FINAL, failed, least_disturbed, repeats_of, with_repeat
 from kvplan.runtime.ops import Kernel
-from kvplan.store.journal import Journal, Refusal, resume_cells
+from kvplan.store.journal import EFFORT, Journal, Refusal, drop_other_setup, resume_cells
 from kvplan.units import format_bytes
 
 REPEATS: Final = 5
@@ -118,7 +118,9 @@ class Session:
 
     def _resume(self) -> None:
         contents = self._journal.contents
+        other = drop_other_setup(contents, self._header())
         kept, refused = resume_cells(contents.cells, self.grid.keys)
+        refused += other
         self._cells |= kept
         for problem in contents.problems:
             self._progress.note(problem)
@@ -272,6 +274,7 @@ class Session:
             base.setdefault(name, Figure.absent(FIGURES[name].unit, Evidence.MEASURED, reason))
         how = {
             "repeats": f"{request.repeats}, each a process of its own",
+            EFFORT: "quick" if request.effort == QUICK_EFFORT else "full",
             "threads": str(request.threads),
             "kernel": request.kernel_name,
             "prefill": str(request.prefill),

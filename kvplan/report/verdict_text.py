@@ -30,4 +30,4 @@ def figure_text(value: float | None, unit: str) -> str:
         return format_seconds(value)
     if unit == "count":
         return f"{value:.0f}"
-    return f"{value:.4g}" + (f" {unit}" if unit.startswith("of ") else "")
+    return f"{value:.4g}" + (f" {unit}" if unit == "nats" or unit.startswith("of ") else "")

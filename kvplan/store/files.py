@@ -13,6 +13,8 @@ JSON_BYTES_MAX: Final = 64 * 2**20
 
 def file_error(path: Path, error: OSError, doing: str = "read") -> InputError:
     """Return what to tell the user of *error*."""
+    if isinstance(error, FileNotFoundError) and doing == "write":
+        return InputError("lies in a folder that does not exist", where=str(path), hint="make the folder first")
     if isinstance(error, FileNotFoundError):
         return InputError("no such file", where=str(path))
     if isinstance(error, IsADirectoryError):

@@ -29,6 +29,8 @@ _ASKED: Final = frozenset({"format", "block_tokens", "loads", "prefill", "cold",
 """Key fields that say what was asked for; the others say on what it was measured."""
 _LINE_START: Final = b'{"crc32":'
 """What every journal begins with; nothing else is appended to or cut."""
+EFFORT: Final = "effort"
+"""What a profile's `how` calls the samples taken in a repeat: measurements of different efforts are not mixed."""
 _SHOWN_LENGTH_MAX: Final = 40
 _SHOWN_DIGEST_LENGTH: Final = 12
 """What tells two digests apart in a message."""
@@ -229,6 +231,27 @@ class Refusal:
 
     label: str
     reason: str
+
+
+def drop_other_setup(contents: JournalContents, header: Profile) -> list[Refusal]:
+    """Empty *contents* of what was measured with other versions or samples than *header* says; return what it held."""
+    old = contents.header
+    if old is None:
+        return []
+    differing = [
+        f"{name} {_short(before)} is now {_short(now)}"
+        for name in sorted(old.versions.keys() | header.versions.keys())
+        if (before := old.versions.get(name, "absent")) != (now := header.versions.get(name, "absent"))
+    ]
+    if (before := old.how.get(EFFORT, "unknown")) != (now := header.how.get(EFFORT, "unknown")):
+        differing.append(f"{EFFORT} {before} is now {now}")
+    if not differing:
+        return []
+    labels = [key.label for key in contents.cells] + [f"{key.format} quality" for key in contents.quality]
+    contents.cells.clear()
+    contents.quality.clear()
+    contents.header = None
+    return [Refusal(label, ", ".join(differing)) for label in labels]
 
 
 def resume_cells(found: Mapping[CellKey, Cell], wanted: Iterable[CellKey]) -> tuple[dict[CellKey, Cell], list[Refusal]]:

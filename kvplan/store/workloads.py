@@ -259,11 +259,11 @@ def _share(share: float) -> str | float:
     return text if "e" not in text and parse_share(text) == share else share
 
 
-def _size(count: int) -> str | int:
+def _size(count: int) -> str:
     for unit, factor in _UNITS:
         if count % factor == 0:
             return f"{count // factor}{unit}"
-    return count
+    return f"{count}B"
 
 
 def default_workload(model: str, context_tokens: int, *, formats: tuple[str, ...] | None = None) -> Workload:

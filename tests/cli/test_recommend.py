@@ -93,6 +93,25 @@ def test_profiles_of_two_devices_are_not_mixed(
     assert "another device" in answer.err
 
 
+@pytest.mark.parametrize("change", [{"kernel": "cpu/other"}, {"kvplan_version": "9.9"}])
+def test_profiles_of_two_kernels_or_versions_are_not_mixed(
+    run: Any, workload: Path, profile: Path, tmp_path: Path, make: Any, change: dict[str, str]
+) -> None:
+    made, other = make.profile(), tmp_path / "other.json"
+    cells = tuple(replace(cell, key=replace(cell.key, **change)) for cell in made.cells)
+    save_profile(replace(made, cells=cells), other)
+    answer = run("recommend", workload, "-p", profile, "-p", other)
+    assert answer.status == 3
+    assert "of one kernel and version" in answer.err
+
+
+def test_times_of_the_reference_are_named(run: Any, workload: Path, tmp_path: Path, make: Any) -> None:
+    made, path = make.profile(), tmp_path / "reference.json"
+    cells = tuple(replace(cell, key=replace(cell.key, kernel="reference")) for cell in made.cells)
+    save_profile(replace(made, cells=cells), path)
+    assert "Times are of the reference operations" in " ".join(run("recommend", workload, "-p", path).out.split())
+
+
 def test_bad_input_is_one_line_and_2(run: Any, workload: Path, profile: Path) -> None:
     profile.write_bytes(profile.read_bytes()[:1000])
     answer = run("recommend", workload, "-p", profile)

@@ -57,6 +57,8 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--memory", "8GiB"], 2, "--kv-memory"),
         (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
         (["--kv-memory", "8 parsecs"], 2, "no size"),
+        (["--kv-memory", "8"], 2, "has no unit"),
+        (["--memory-utilization", "banana"], 2, "no share"),
         (["--memory", "8GiB", "--gpu-memory-utilization", "3"], 2, "--memory-utilization"),
     ],
 )

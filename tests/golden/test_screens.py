@@ -14,7 +14,7 @@ from kvplan.core.planner import make_plan
 from kvplan.core.plans import Plan
 from kvplan.core.workloads import QualityBudget, Target
 from kvplan.report.json import plan_json
-from kvplan.report.table import print_plan
+from kvplan.report.plan import print_plan
 
 FOLDER = Path(__file__).parent / "expected"
 TARGETS: dict[str, dict[str, Any]] = {

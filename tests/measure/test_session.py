@@ -10,8 +10,9 @@ from kvplan.core.records import CellKey, CellStatus, Conditions, Profile
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Workload
 from kvplan.errors import DoesNotFitError, ExitStatus, InputError, KvplanError
+from kvplan.measure import session
 from kvplan.measure.device import FakeDevice
-from kvplan.measure.jobs import Refused
+from kvplan.measure.jobs import QUICK_EFFORT, Refused
 from kvplan.measure.launch import WorkerDiedError
 from kvplan.measure.session import KERNEL_16BIT, ROTATION, Request, Session
 from kvplan.runtime.ops import Kernel
@@ -210,6 +211,24 @@ def test_what_was_measured_on_something_else_is_refused_by_name(worker: Any, run
     assert len(refusals) == 1
     assert refusals[0].startswith("not resumed, threads 1 is now 2: ")
     assert "bf16/b32/chatx6" in refusals[0]
+
+
+@pytest.mark.parametrize("change", ["versions", "effort"])
+def test_other_versions_and_other_efforts_are_not_mixed(
+    worker: Any, run: Run, notes: Notes, monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    run(repeats=1)
+    worker.ran.clear()
+
+    if change == "versions":
+        monkeypatch.setattr(session, "versions", lambda: {"torch": "1.0"})
+        run(keep=True, repeats=1)
+    else:
+        run(keep=True, repeats=1, effort=QUICK_EFFORT)
+
+    assert len(worker.ran[0]) == 6
+    said = next(note for note in notes.notes if note.startswith("not resumed"))
+    assert ("is now 1.0" if change == "versions" else "effort full is now quick") in said
 
 
 def test_a_finished_journal_measures_nothing_again(worker: Any, run: Run) -> None:

@@ -183,7 +183,7 @@ def test_what_a_kernel_refuses_is_unsupported_and_the_rest_goes_on(
 
 def test_an_address_space_that_is_too_small_is_a_result_and_not_the_end(job: Job) -> None:
     key = job.groups[1][1]
-    big = replace(key, loads=(replace(key.loads[0], sequences=40_000),))
+    big = replace(key, loads=(replace(key.loads[0], sequences=400_000),))
     limited = replace(job, groups=((big,), (key,)), memory_limit_bytes=6 * 2**30, has_weights=False)
 
     messages = list(launch(limited))

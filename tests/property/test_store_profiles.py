@@ -4,6 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kvplan.core.figures import FIGURES
 from kvplan.core.records import CellStatus, Conditions, DocumentScore, Figure, Load
 from kvplan.core.specs import Evidence
 from kvplan.core.workloads import Bucket
@@ -14,6 +15,7 @@ from kvplan.store.profiles import load_profile, save_profile
 SETTINGS = settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+names = texts.filter(lambda name: name not in FIGURES)  # those have units of their own
 numbers = st.floats(allow_nan=False, allow_infinity=False)
 samples = st.lists(st.lists(numbers, min_size=1, max_size=3).map(tuple), max_size=3).map(tuple)
 figures = st.builds(
@@ -37,7 +39,7 @@ def profiles(draw, made):
     def cell(old):
         return replace(
             old, key=replace(old.key, loads=draw(loads), device_uuid=draw(texts), threads=draw(st.integers(0, 99))),
-            status=draw(st.sampled_from(CellStatus)), reason=draw(texts), figures=draw(st.dictionaries(texts, figures)),
+            status=draw(st.sampled_from(CellStatus)), reason=draw(texts), figures=draw(st.dictionaries(names, figures)),
             conditions=(draw(conditions),),
         )  # fmt: skip
 

@@ -169,7 +169,7 @@ def test_records_without_a_header_are_no_profile(path, profile):
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InputError, match=r"missing/P\.jsonl: no such file"):
+    with pytest.raises(InputError, match=r"missing/P\.jsonl: lies in a folder that does not exist"):
         Journal(tmp_path / "missing" / "P.jsonl")
     with pytest.raises(InputError, match="no such file"):
         read_journal(tmp_path / "P.jsonl")

@@ -109,7 +109,7 @@ def test_a_full_disk_leaves_the_old_profile_whole(profile, path, monkeypatch, ca
 
 
 def test_a_folder_that_is_not_there_is_named(profile, tmp_path):
-    with pytest.raises(InputError, match=r"missing/P\.json: no such file"):
+    with pytest.raises(InputError, match=r"missing/P\.json: lies in a folder that does not exist"):
         save_profile(profile, tmp_path / "missing" / "P.json")
 
 

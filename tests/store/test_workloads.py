@@ -100,6 +100,7 @@ def test_what_is_left_out_has_the_stated_default(load):
     [
         ("memory: 24GiB", "memory: 24GX", 4, "memory: '24GX'", "24GiB"),
         ("memory: 24GiB", "memory: 0GiB", 4, "memory: '0GiB'", "above 0"),
+        ("memory: 24GiB", "memory: 24", 4, "memory: '24' has no unit", "24GiB"),
         ("memory: 24GiB", "memory: " + "9" * 400 + "TiB", 4, "memory: '999", ""),
         ("memory: 24GiB", "memory: 9999999999TiB", 4, "9999999999TiB", ""),
         ("memory_utilization: 90%", "memory_utilization: 90", 5, "90%", "100%"),

@@ -98,7 +98,6 @@ class DequantizeCall(ctypes.Structure):
 
 def declare(library: ctypes.CDLL) -> None:
     """Tell ctypes the signatures of *library*."""
-    library.kvplan_abi_version.restype = c_int32
     library.kvplan_variant_name.argtypes = [c_int32]
     library.kvplan_variant_name.restype = c_char_p
     library.kvplan_read.argtypes = [c_void_p, c_int64, c_int32, c_int32]

@@ -1,23 +1,21 @@
 // The C interface: checks what leads outside, and picks the variant that this machine runs.
 #include <stddef.h>
+#include <string.h>
 
 #include "plan.h"
 
-#define VARIANT(name)                                                                                                  \
-  namespace name {                                                                                                     \
-  extern const kvplan_kernels kernels;                                                                                 \
-  }
-#ifdef KVPLAN_X86
+#ifdef __x86_64__
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-VARIANT(avx512_amx)
-VARIANT(avx512_vnni_bf16)
-VARIANT(avx512_vnni)
-VARIANT(avx2)
 #endif
-VARIANT(portable)
+
+// The build says which variants its compiler knew: KVPLAN_BUILT(X) is X(name) for each.
+#define DECLARE(name)                                                                                                  \
+  namespace name {                                                                                                     \
+  extern const kvplan_kernels kernels;                                                                                 \
+  }
+KVPLAN_BUILT(DECLARE)
 
 namespace {
 
@@ -25,9 +23,12 @@ struct Variant {
   const char *name;
   const kvplan_kernels *kernels;
 };
-constexpr int VARIANTS_MOST = 5;
 
-#ifdef KVPLAN_X86
+#define ROW(name) {#name, &name::kernels},
+constexpr Variant BUILT[] = {KVPLAN_BUILT(ROW)};
+constexpr int BUILT_COUNT = sizeof(BUILT) / sizeof(BUILT[0]);
+
+#ifdef __x86_64__
 // Whether there are AMX tiles for int8 and bf16, and the kernel lets this process have them.
 bool tiles_granted() {
   constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, WANTED = BF16 | TILE | INT8;
@@ -38,14 +39,18 @@ bool tiles_granted() {
 }
 #endif
 
+// The variants that were built and that this machine runs, the preferred one first.
 struct Variants {
-  Variant found[VARIANTS_MOST];
+  Variant found[BUILT_COUNT];
   int count;
 
-  void add(const char *name, const kvplan_kernels &kernels) { found[count++] = {name, &kernels}; }
+  void add(const char *name) {
+    for (const Variant &variant : BUILT)
+      if (!strcmp(variant.name, name)) found[count++] = variant;
+  }
 
   Variants() : count(0) {
-#ifdef KVPLAN_X86
+#ifdef __x86_64__
     __builtin_cpu_init();
     const bool vnni = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
@@ -53,14 +58,14 @@ struct Variants {
     const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
     // BF16 dot products run once a cycle on Zen 4 and once in four on Sapphire Rapids, where two multiply-adds win.
     const bool first = __builtin_cpu_is("amd");
-    if (bf16 && tiles_granted()) add("avx512_amx", avx512_amx::kernels);
-    if (bf16 && first) add("avx512_vnni_bf16", avx512_vnni_bf16::kernels);
-    if (vnni) add("avx512_vnni", avx512_vnni::kernels);
-    if (bf16 && !first) add("avx512_vnni_bf16", avx512_vnni_bf16::kernels);
+    if (bf16 && tiles_granted()) add("avx512_amx");
+    if (bf16 && first) add("avx512_vnni_bf16");
+    if (vnni) add("avx512_vnni");
+    if (bf16 && !first) add("avx512_vnni_bf16");
     if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
-      add("avx2", avx2::kernels);
+      add("avx2");
 #endif
-    add("portable", portable::kernels);
+    add("portable");
   }
 };
 

@@ -46,9 +46,10 @@ def library() -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise UnsupportedError(f"fused CPU kernel missing: {error}; reinstall kvplan with a C++ compiler") from error
-    abi.declare(loaded)
-    if loaded.kvplan_abi_version() != abi.ABI_VERSION:
+    version = getattr(loaded, "kvplan_abi_version", None)
+    if version is None or version() != abi.ABI_VERSION:  # before any other symbol: another version may lack it
         raise UnsupportedError("fused CPU kernel missing: it was built for another version; reinstall kvplan")
+    abi.declare(loaded)
     return loaded
 
 

@@ -9,7 +9,8 @@ from kvplan.core.assessments import Measurements
 from kvplan.core.planner import make_plan
 from kvplan.core.plans import Plan
 from kvplan.core.workloads import QualityBudget, Search, Target
-from kvplan.report.table import print_plan, printable
+from kvplan.report.plan import print_plan
+from kvplan.report.table import printable
 
 
 def screen(plan: Plan, *, explain: bool = False, width: int = 80, **terminal: Any) -> str:

@@ -1,0 +1,25 @@
+"""The screen of `formats`."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from kvplan.core.formats import FormatFacts
+from kvplan.report.table import plain_table, say
+from kvplan.units import format_bytes
+
+
+def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
+    """Print the list of formats."""
+    heads = [("format", False), ("K", True), ("V", True), ("bits in all", True), ("fused on", False)]
+    per_model = any(fact.bytes_per_token is not None for fact in facts)
+    table = plain_table([*heads, *([("a token", True)] if per_model else []), ("source", False)])
+    table.columns[-1].no_wrap = False
+    for fact in facts:
+        fused = ", ".join(device for device, there in fact.fused.items() if there) or "-"
+        grown = [] if not per_model else [format_bytes(fact.bytes_per_token) if fact.bytes_per_token else "-"]
+        bits = "-" if fact.unsupported else f"{fact.effective_bits:.2f}"
+        table.add_row(escape(fact.name), str(fact.bits_k), str(fact.bits_v), bits, fused, *grown, escape(fact.source))
+    console.print(table)
+    say(console, "Further names: [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>] with 8, 4 or 2 bits.")

@@ -1,0 +1,31 @@
+"""The screen of `size`."""
+
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markup import escape
+
+from kvplan.core.sizes import CacheSize
+from kvplan.engines.kvplan import KVPLAN
+from kvplan.report.table import plain_table, say
+from kvplan.units import format_bytes
+
+
+def print_sizes(console: Console, results: Sequence[CacheSize]) -> None:
+    """Print the answers of `kvplan size`."""
+    heads = [("model", False), ("format", False), ("context", True), ("a sequence", True), ("a token", True)]
+    pooled = any(size.capacity for size in results)
+    heads += [("sequences", True), ("tokens", True), ("longest", True)] if pooled else []
+    table = plain_table(heads)
+    table.columns[0].no_wrap, table.columns[0].overflow = False, "fold"
+    for size in results:
+        row = [
+            escape(size.model), escape(size.format), str(size.context_tokens),
+            format_bytes(size.allocated.bytes_per_sequence, digits=2),
+            format_bytes(size.logical.growth_bytes_per_token, digits=2),
+        ]  # fmt: skip
+        if size.capacity:
+            row += [str(size.capacity.max_concurrency), str(size.capacity.tokens), str(size.capacity.max_context)]
+        table.add_row(*row)
+    console.print(table)
+    say(console, f"exact, as {KVPLAN.allocator} allocates: whole blocks, full residuals, sinks")
