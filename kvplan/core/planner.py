@@ -39,7 +39,7 @@ def make_plan(workload: Workload, model: ModelSpec, known: Measurements) -> Plan
         remedies=find_remedies(options, workload, model, known) if outcome is Outcome.NOTHING_FITS else (),
         missing=tuple((o.format, o.block_tokens, str(gap.quantity)) for o in missing for gap in o.gaps),
         remarks=remarks(options, pick, workload, model, known.kernels),
-        bottleneck=bottleneck(pick) if pick else "",
+        bottleneck=bottleneck(pick, options) if pick else "",
     )
 
 

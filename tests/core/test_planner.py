@@ -7,9 +7,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplan.core.assessments import Measurements
+from kvplan.core.latency import StepShares
 from kvplan.core.planner import make_plan
 from kvplan.core.plans import Gap, Outcome, Plan, Quantity, Status
 from kvplan.core.records import Cell, CellStatus, Figure, Profile
+from kvplan.core.sentences import bottleneck
 from kvplan.core.workloads import Bucket, Prefill, QualityBudget, Search, Target, Workload
 from kvplan.errors import InputError, UnsupportedFormatError
 
@@ -255,3 +257,11 @@ def test_a_pick_meets_everything_and_nothing_milder_does(
     assert all(not option.gaps or option.status is Status.OVER for option in milder)
     bits = [option.effective_bits for option in made.options]
     assert bits == sorted(bits, reverse=True)
+
+
+@pytest.mark.parametrize(("steps", "says"), [((0.9, 0.7), "22% shorter (int4 block 64)"), ((0.9, 0.88), "not speed")])
+def test_what_fewer_bits_would_gain_is_what_was_measured(make: Any, steps: tuple[float, float], says: str) -> None:
+    made = plan(make, memory_bytes=150 << 20, search=Search(formats=("bf16", "int8", "int4"), block_tokens=(64,)))
+    shares = [StepShares(attention=0.1, append=0.1, rest=0.8, slowdown=step) for step in (1.0, *steps)]
+    options = [replace(option, shares=known) for option, known in zip(made.options, shares, strict=True)]
+    assert says in bottleneck(options[1], options)
