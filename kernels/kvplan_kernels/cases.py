@@ -8,7 +8,7 @@ from typing import Final, cast
 
 from kvplan_kernels.covering import Row, pairwise_rows
 from kvplan_kernels.format import KEY_VALUE_BITS, TOKEN_GROUPS, Axis, CacheFormat, FloatType, UnsupportedError, parse
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, Order
 
 
 class Tables(StrEnum):
@@ -94,7 +94,7 @@ class Case:
     threads: int = 1
     speed: bool = False
 
-    def layout(self) -> KVLayout:
+    def layout(self, order: Order = Order.LANES) -> KVLayout:
         """Return the layout; UnsupportedError where there is none."""
         return KVLayout(
             format=parse(self.format),
@@ -102,6 +102,7 @@ class Case:
             head_dim=self.head_dim,
             block_tokens=self.block_tokens,
             float_type=self.float_type,
+            order=order,
         )
 
     def unsupported(self) -> str | None:

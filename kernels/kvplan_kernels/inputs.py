@@ -11,7 +11,7 @@ from torch import Tensor
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.cases import Case, Data, QueryType, Tables
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, Order
 
 QUERY_TYPE: Final = {
     QueryType.BF16: torch.bfloat16,
@@ -69,9 +69,9 @@ class Inputs:
             call(self.cache, batch, key, value, counts)
 
 
-def make_inputs(case: Case) -> Inputs:
+def make_inputs(case: Case, order: Order = Order.LANES) -> Inputs:
     """Return the tensors of *case*, the same ones each time."""
-    layout = case.layout()
+    layout = case.layout(order)
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
     key, value, query = _tensors(case, generator)
     cache, empty, batch = _empty_cache(case, layout, generator)

@@ -7,13 +7,24 @@ Standard library only. Three buffers hold one layer's cache:
 * *sinks*, uint8 [slots, sink_bytes]: the first S tokens of each sequence, in 16 bits.
 
 A page is [kv_heads] slabs. A slab is the sections of `KVLayout.sections`, in order. Token index inside pages and ring
-counts from the first token after the sinks. All integers are little-endian 32-bit words that hold n = 32 / bits codes:
-element e = 4k + j of a word sits at bit 8j + bits * k, so `(word >> bits * k) & mask` leaves four codes, one to a
-byte, in order: what a four-way byte dot product takes. A 16-bit word holds elements 0 (low half) and 1 (high half).
+counts from the first token after the sinks. Integers are little-endian. Codes lie in one of two orders, each made for
+the instructions of one kind of processor; all else is the same in both.
+
+`Order.LANES`, for vector units of 16 lanes: 32-bit words that hold n = 32 / bits codes: element e = 4k + j of a word
+sits at bit 8j + bits * k, so `(word >> bits * k) & mask` leaves four codes, one to a byte, in order: what a four-way
+byte dot product takes. A 16-bit word holds elements 0 (low half) and 1 (high half).
 
 * K codes: uint32 [block_tokens / 16, ceil(head_dim / n), 16]: lane l is token l of a run of 16, the word's elements
   are n consecutive channels. Channels past head_dim are zero codes.
 * V codes: uint32 [block_tokens / n, head_dim]: the word's elements are n consecutive tokens of one channel.
+
+`Order.ROWS`, for tensor cores: K and V alike as rows of 16-bit words, uint16 [block_tokens / T, head_dim / C]. A word
+holds the codes of C channels, a C-th of the head apart, and of T consecutive tokens (`ROW_PLANES`): the code of channel
+c * head_dim / C + i and token T * r + t sits in word (r, i) at bit bits * (t * C + c). One shift and one mask on two
+neighbouring words leave two codes of neighbouring channels: what a 16-bit matrix product takes.
+
+In both orders:
+
 * per-token scale and minimum: fp16 [ceil(head_dim / group_size), block_tokens];
 * per-channel scale and minimum (K): fp16 [block_tokens / group_size, head_dim].
 
@@ -22,6 +33,7 @@ sinks) of the ring lies at slot p mod capacity of that tensor's ring.
 """
 
 from dataclasses import dataclass
+from enum import StrEnum
 from functools import cached_property
 from math import prod
 from typing import Final
@@ -29,6 +41,8 @@ from typing import Final
 from kvplan_kernels.format import METADATA_BITS, Axis, CacheFormat, FloatType, Flush, TensorFormat, UnsupportedError
 
 LANES: Final = 16
+ROW_PLANES: Final = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2)}
+"""Channels and tokens whose codes share a 16-bit word in `Order.ROWS`, by bits of a code."""
 WORD_BITS: Final = 32
 SLAB_ALIGN_BYTES: Final = 64
 HEAD_DIM_MIN: Final = 32
@@ -47,6 +61,13 @@ def round_up(value: int, multiple: int) -> int:
     return ceil_div(value, multiple) * multiple
 
 
+class Order(StrEnum):
+    """How codes lie in pages, ring and sinks."""
+
+    LANES = "lanes"
+    ROWS = "rows"
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """One array inside a head's slab.
@@ -54,7 +75,7 @@ class Section:
     Attributes:
         name: k_codes, k_scale, k_min, v_codes, v_scale or v_min.
         offset_bytes: From the start of the slab.
-        item_bytes: 4 for words, 2 for fp16.
+        item_bytes: 4 for 32-bit words, 2 for 16-bit words and fp16.
         shape: Items along each axis.
     """
 
@@ -82,6 +103,7 @@ class KVLayout:
     head_dim: int
     block_tokens: int
     float_type: FloatType = FloatType.BF16
+    order: Order = Order.LANES
 
     def __post_init__(self) -> None:
         """Refuse what the kernels cannot lay out."""
@@ -106,7 +128,7 @@ class KVLayout:
         found: list[Section] = []
         for prefix, tensor in (("k", self.format.key), ("v", self.format.value)):
             offset = found[-1].offset_bytes + found[-1].nbytes if found else 0
-            codes = Section(f"{prefix}_codes", offset, 4, self._codes_shape(prefix, tensor.bits, self.block_tokens))
+            codes = Section(f"{prefix}_codes", offset, self._word_bytes, self._codes_shape(prefix, tensor.bits))
             found.append(codes)
             if tensor.quantized:
                 shape = self._metadata_shape(tensor)
@@ -122,11 +144,18 @@ class KVLayout:
                 return section
         raise KeyError(name)
 
-    def _codes_shape(self, prefix: str, bits: int, tokens: int) -> tuple[int, ...]:
+    @property
+    def _word_bytes(self) -> int:
+        return 2 if self.order is Order.ROWS else 4
+
+    def _codes_shape(self, prefix: str, bits: int) -> tuple[int, ...]:
+        if self.order is Order.ROWS:
+            channels, tokens = ROW_PLANES[bits]
+            return (self.block_tokens // tokens, self.head_dim // channels)
         per_word = WORD_BITS // bits
         if prefix == "k":
-            return (tokens // LANES, ceil_div(self.head_dim, per_word), LANES)
-        return (tokens // per_word, self.head_dim)
+            return (self.block_tokens // LANES, ceil_div(self.head_dim, per_word), LANES)
+        return (self.block_tokens // per_word, self.head_dim)
 
     def _metadata_shape(self, tensor: TensorFormat) -> tuple[int, int]:
         group = tensor.group_size or self.head_dim

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor
 
 from kvplan_kernels.format import Flush, TensorFormat
-from kvplan_kernels.layout import LANES, KVLayout
+from kvplan_kernels.layout import LANES, KVLayout, Order
 from kvplan_kernels.quantize import dequantize_codes
+from kvplan_kernels.rows import read_row_codes, write_row_codes
 from kvplan_kernels.words import float_values, read_key_codes, read_value_codes, write_key_codes, write_value_codes
 
 KEY: Final = "k"
 VALUE: Final = "v"
-_ITEM_TYPE: Final = {4: torch.int32, 2: torch.float16}
+_WORD_TYPE: Final = {Order.LANES: torch.int32, Order.ROWS: torch.int16}
 
 
 def tensor_format(layout: KVLayout, prefix: str) -> TensorFormat:
@@ -31,11 +32,12 @@ def ring_tokens(layout: KVLayout, prefix: str) -> int:
 
 
 def section_view(pages: Tensor, layout: KVLayout, name: str) -> Tensor:
-    """Return one section [pages, kv_heads, *shape] of *pages*, uint8 [pages, page_bytes]; int32 words or fp16."""
+    """Return one section [pages, kv_heads, *shape] of *pages*, uint8 [pages, page_bytes]: signed words, or fp16."""
     section = layout.section(name)
     slabs = pages.view(*pages.shape[:-1], layout.kv_heads, layout.slab_bytes)
     raw = slabs[..., section.offset_bytes : section.offset_bytes + section.nbytes]
-    return raw.view(_ITEM_TYPE[section.item_bytes]).view(*raw.shape[:-1], *section.shape)
+    dtype = _WORD_TYPE[layout.order] if name.endswith("_codes") else torch.float16
+    return raw.view(dtype).view(*raw.shape[:-1], *section.shape)
 
 
 def ring_view(ring: Tensor, layout: KVLayout, prefix: str) -> Tensor:
@@ -54,7 +56,9 @@ def _whole_view(buffer: Tensor, layout: KVLayout, prefix: str, first: int, capac
     """Return the words of *capacity* 16-bit tokens that start *first* tokens into each head's part."""
     token_bytes = 2 * layout.head_dim
     heads = buffer.view(*buffer.shape[:-1], layout.kv_heads, -1)
-    words = heads[..., first * token_bytes : (first + capacity) * token_bytes].view(torch.int32)
+    words = heads[..., first * token_bytes : (first + capacity) * token_bytes].view(_WORD_TYPE[layout.order])
+    if layout.order is Order.ROWS:
+        return words.view(*words.shape[:-1], capacity, layout.head_dim)
     if prefix == KEY:
         return words.view(*words.shape[:-1], capacity // LANES, layout.head_dim // 2, LANES)
     return words.view(*words.shape[:-1], capacity // 2, layout.head_dim)
@@ -62,11 +66,16 @@ def _whole_view(buffer: Tensor, layout: KVLayout, prefix: str, first: int, capac
 
 def read_words(words: Tensor, layout: KVLayout, prefix: str, bits: int) -> Tensor:
     """Return the codes [..., tokens, head_dim] of *words* of K or V."""
+    if layout.order is Order.ROWS:
+        return read_row_codes(words, bits)
     return read_key_codes(words, bits, layout.head_dim) if prefix == KEY else read_value_codes(words, bits)
 
 
-def write_words(words: Tensor, prefix: str, bits: int, tokens: Tensor, codes: Tensor) -> None:
+def write_words(words: Tensor, layout: KVLayout, prefix: str, bits: int, tokens: Tensor, codes: Tensor) -> None:
     """Store *codes* [..., n, head_dim] at the indices *tokens* of *words* of K or V."""
+    if layout.order is Order.ROWS:
+        write_row_codes(words, tokens, codes, bits)
+        return
     write = write_key_codes if prefix == KEY else write_value_codes
     write(words, tokens, codes, bits)
 

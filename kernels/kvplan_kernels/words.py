@@ -1,4 +1,4 @@
-"""Codes in and out of 32-bit words, as `layout` places them: the reading that every kernel must agree with.
+"""Codes in and out of 32-bit words, as `layout.Order.LANES` places them.
 
 Codes are int32 [..., tokens, head_dim]; a 16-bit value's code is its bit pattern.
 """

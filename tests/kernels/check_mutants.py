@@ -182,7 +182,10 @@ def build(copy: Path, flags: list[str]) -> None:
     native = copy / PACKAGE.name / "native"
     compiler = os.environ.get("CXX", "c++")
     objects = []
-    for source, define in (("dispatch.cpp", []), ("kernels.cpp", ["-DKVPLAN_ISA=portable"])):
+    for source, define in (
+        ("dispatch.cpp", ["-DKVPLAN_BUILT(X)=X(portable)"]),
+        ("kernels.cpp", ["-DKVPLAN_ISA=portable"]),
+    ):
         objects.append(str(copy / f"{source}.o"))
         subprocess.run([compiler, *flags, *define, "-c", str(native / source), "-o", objects[-1]], check=True)
     library = native / f"_kernels{sysconfig.get_config_var('EXT_SUFFIX')}"

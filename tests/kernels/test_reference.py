@@ -14,7 +14,7 @@ from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCach
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.dequantize.reference import dequantize
 from kvplan_kernels.format import Axis, FloatType, ResidualRule, TensorFormat, parse
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.sequence import sequences
 
 Array = NDArray[Any]
@@ -46,9 +46,13 @@ class Filled:
     value: list[Tensor]
 
 
-def fill(name: str, heads: int, head_dim: int, block: int, *, lengths: tuple[int, ...] = LENGTHS) -> Filled:
+def fill(
+    name: str, heads: int, head_dim: int, block: int, order: Order = Order.LANES, *, lengths: tuple[int, ...] = LENGTHS
+) -> Filled:
     float_type = FloatType.FP16 if name == "fp16" else FloatType.BF16
-    layout = KVLayout(format=parse(name), kv_heads=heads, head_dim=head_dim, block_tokens=block, float_type=float_type)
+    layout = KVLayout(
+        format=parse(name), kv_heads=heads, head_dim=head_dim, block_tokens=block, float_type=float_type, order=order
+    )
     generator = torch.Generator().manual_seed(7)
     cache, batch = empty(layout, lengths, generator)
     shape = (sum(lengths), heads, head_dim)
@@ -105,8 +109,11 @@ def page_codes(slab: Array, layout: KVLayout, prefix: str) -> Array:
     bits = layout.format.key.bits if prefix == "k" else layout.format.value.bits
     n = 32 // bits
     section = layout.section(f"{prefix}_codes")
-    words = slab[section.offset_bytes : section.offset_bytes + section.nbytes].view("<u4")
+    stored = slab[section.offset_bytes : section.offset_bytes + section.nbytes]
     token, channel = np.indices((layout.block_tokens, layout.head_dim))
+    if layout.order is Order.ROWS:
+        return row_codes(stored.view("<u2"), token, channel, bits, layout.head_dim)
+    words = stored.view("<u4")
     if prefix == "k":
         word, e = (token // 16 * -(-layout.head_dim // n) + channel // n) * 16 + token % 16, channel % n
     else:
@@ -114,6 +121,16 @@ def page_codes(slab: Array, layout: KVLayout, prefix: str) -> Array:
     k, j = e // 4, e % 4
     shift = 16 * e if bits == 16 else 8 * j + bits * k
     codes: Array = (words[word] >> shift.astype(np.uint32)) & ((1 << bits) - 1)
+    return codes
+
+
+def row_codes(words: Array, token: Array, channel: Array, bits: int, head_dim: int) -> Array:
+    channels, tokens = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2)}[bits]
+    width = head_dim // channels
+    shift = bits * (token % tokens * channels + channel // width)
+    codes: Array = (words[token // tokens * width + channel % width].astype(np.uint32) >> shift.astype(np.uint32)) & (
+        (1 << bits) - 1
+    )
     return codes
 
 
@@ -165,9 +182,10 @@ def attention(query: Array, key: Array, value: Array, visible: Array, options: A
     return weight / total if total else weight
 
 
+@pytest.mark.parametrize("order", Order)
 @pytest.mark.parametrize(("name", "heads", "head_dim", "block"), CASES)
-def test_held_tokens_read_back_as_defined(name: str, heads: int, head_dim: int, block: int) -> None:
-    filled = fill(name, heads, head_dim, block)
+def test_held_tokens_read_back_as_defined(name: str, heads: int, head_dim: int, block: int, order: Order) -> None:
+    filled = fill(name, heads, head_dim, block, order)
     form = filled.cache.layout.format
     for sequence, keys, values in zip(sequences(filled.cache, filled.batch), filled.key, filled.value, strict=True):
         for prefix, tensor, held in (("k", form.key, keys), ("v", form.value, values)):
@@ -180,9 +198,10 @@ def test_held_tokens_read_back_as_defined(name: str, heads: int, head_dim: int, 
                 np.testing.assert_array_equal(read[head], whole)
 
 
+@pytest.mark.parametrize("order", Order)
 @pytest.mark.parametrize(("name", "heads", "head_dim", "block"), CASES)
-def test_pages_hold_codes_where_the_layout_says(name: str, heads: int, head_dim: int, block: int) -> None:
-    filled = fill(name, heads, head_dim, block)
+def test_pages_hold_codes_where_the_layout_says(name: str, heads: int, head_dim: int, block: int, order: Order) -> None:
+    filled = fill(name, heads, head_dim, block, order)
     layout = filled.cache.layout
     pages = filled.cache.pages.numpy().reshape(-1, heads, layout.slab_bytes)
     for row, sequence in enumerate(sequences(filled.cache, filled.batch)):
@@ -204,9 +223,12 @@ def test_pages_hold_codes_where_the_layout_says(name: str, heads: int, head_dim:
                     np.testing.assert_array_equal(found[: stop - start], read[head, start:stop])
 
 
+@pytest.mark.parametrize("order", Order)
 @pytest.mark.parametrize(("name", "heads", "head_dim", "block"), CASES)
-def test_dequantize_gives_the_held_tokens_and_zeros(name: str, heads: int, head_dim: int, block: int) -> None:
-    filled = fill(name, heads, head_dim, block)
+def test_dequantize_gives_the_held_tokens_and_zeros(
+    name: str, heads: int, head_dim: int, block: int, order: Order
+) -> None:
+    filled = fill(name, heads, head_dim, block, order)
     key, value = dequantize(filled.cache, filled.batch)
     assert key.dtype == TORCH_FLOAT[filled.cache.layout.float_type]
     assert tuple(key.shape) == (len(LENGTHS), heads, max(LENGTHS), head_dim) == tuple(value.shape)

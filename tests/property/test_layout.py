@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvplan_kernels.cache import LayerCache
 from kvplan_kernels.format import Axis, FloatType, UnsupportedError, parse
-from kvplan_kernels.layout import SLAB_ALIGN_BYTES, KVLayout
+from kvplan_kernels.layout import SLAB_ALIGN_BYTES, KVLayout, Order
 
 BITS = st.sampled_from((8, 4, 2))
 
@@ -17,11 +17,16 @@ BITS = st.sampled_from((8, 4, 2))
 @st.composite
 def layouts(draw: st.DrawFn) -> KVLayout:
     family = draw(st.sampled_from(("", "kivi-", "kivi-paper-", "bf16", "fp16")))
-    heads, head_dim = draw(st.integers(1, 4)), 8 * draw(st.integers(4, 32))
+    heads, head_dim, order = draw(st.integers(1, 4)), 8 * draw(st.integers(4, 32)), draw(st.sampled_from(Order))
     if family in ("bf16", "fp16"):
         block = 16 * draw(st.integers(1, 16))
         return KVLayout(
-            format=parse(family), kv_heads=heads, head_dim=head_dim, block_tokens=block, float_type=FloatType(family)
+            format=parse(family),
+            kv_heads=heads,
+            head_dim=head_dim,
+            block_tokens=block,
+            float_type=FloatType(family),
+            order=order,
         )
     group = draw(st.sampled_from((32, 64, 128) if family else (32, 64, 128, None)))
     name = f"{family}k{draw(BITS)}v{draw(BITS)}" + (f"-g{group}" if group else "")
@@ -29,7 +34,7 @@ def layouts(draw: st.DrawFn) -> KVLayout:
     name += f"-r{residual}-s{draw(st.integers(0, 40))}"
     step = group if family and group else 16
     block = step * draw(st.integers(1, 256 // step))
-    return KVLayout(format=parse(name), kv_heads=heads, head_dim=head_dim, block_tokens=block)
+    return KVLayout(format=parse(name), kv_heads=heads, head_dim=head_dim, block_tokens=block, order=order)
 
 
 @given(layouts())
@@ -48,7 +53,7 @@ def test_sections_follow_one_another_inside_the_slab(layout: KVLayout) -> None:
 def test_codes_and_metadata_have_room_for_every_element(layout: KVLayout) -> None:
     tokens, dim = layout.block_tokens, layout.head_dim
     for prefix, tensor in (("k", layout.format.key), ("v", layout.format.value)):
-        held = prod(layout.section(f"{prefix}_codes").shape) * 32 // tensor.bits
+        held = layout.section(f"{prefix}_codes").nbytes * 8 // tensor.bits
         assert tokens * dim <= held < tokens * (dim + 16)
         if not tensor.quantized:
             continue

@@ -56,7 +56,7 @@ def _append_tensor(sequence: Sequence, prefix: str, new: Tensor) -> int:
     to_sinks = min(new.shape[1], max(0, layout.format.sink_tokens - sequence.length))
     if to_sinks:
         words = sink_view(sequence.cache.sinks, layout, prefix)[sequence.slot]
-        write_words(words, prefix, 16, sequence.length + torch.arange(to_sinks), new[:, :to_sinks])
+        write_words(words, layout, prefix, 16, sequence.length + torch.arange(to_sinks), new[:, :to_sinks])
     new = new[:, to_sinks:]
     before = max(0, sequence.length - layout.format.sink_tokens)
     after = before + new.shape[1]
@@ -69,7 +69,7 @@ def _append_tensor(sequence: Sequence, prefix: str, new: Tensor) -> int:
     staying = torch.arange(max(before, last), after)
     if len(staying):
         words = ring_view(sequence.cache.ring, layout, prefix)[sequence.slot]
-        write_words(words, prefix, 16, staying % ring_tokens(layout, prefix), new[:, staying - before])
+        write_words(words, layout, prefix, 16, staying % ring_tokens(layout, prefix), new[:, staying - before])
     return poisoned
 
 
@@ -96,7 +96,7 @@ def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> in
         stop = min(done + layout.block_tokens - start, codes.shape[1])
         page = sequence.cache.pages[int(sequence.blocks[block])]
         words = section_view(page, layout, f"{prefix}_codes")
-        write_words(words, prefix, tensor.bits, start + torch.arange(stop - done), codes[:, done:stop])
+        write_words(words, layout, prefix, tensor.bits, start + torch.arange(stop - done), codes[:, done:stop])
         if quantized is not None:
             _store_metadata(section_view(page, layout, f"{prefix}_scale"), quantized.scale, tensor, start, done, stop)
             _store_metadata(section_view(page, layout, f"{prefix}_min"), quantized.minimum, tensor, start, done, stop)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.format import Axis, FloatType, TensorFormat, UnsupportedError
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, Order
 
 ABI_VERSION: Final = 1
 OUTSIDE: Final = -2
@@ -111,6 +111,8 @@ def declare(library: ctypes.CDLL) -> None:
 @lru_cache(maxsize=64)
 def layout_struct(layout: KVLayout) -> Layout:
     """Return *layout* as the kernels read it."""
+    if layout.order is not Order.LANES:
+        raise UnsupportedError(f"the CPU kernels read codes in lanes, the cache holds them in {layout.order}")
     if layout.format.value.axis is Axis.CHANNEL:
         raise UnsupportedError(f"format {layout.format}: V per channel has no kernel here")
     key_row, value_row = layout.head_dim * 2 * layout.key_ring_tokens, layout.head_dim * 2 * layout.sink_capacity_tokens
