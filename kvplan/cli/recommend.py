@@ -103,6 +103,8 @@ def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measure
 
 def _check_one_setup(paths: list[Path], profiles: "list[Profile]") -> None:
     """Refuse to mix times of different kernels or versions: none would stand for both."""
+    from kvplan.core.setups import versions_difference
+
     setups = {
         (key.kernel, key.kvplan_version): path
         for path, profile in zip(paths, profiles, strict=True)
@@ -115,6 +117,9 @@ def _check_one_setup(paths: list[Path], profiles: "list[Profile]") -> None:
             where=str(path),
             hint="give profiles of one kernel and version",
         )
+    for path, profile in zip(paths, profiles, strict=True):
+        if change := versions_difference(profile, profiles[0], f"{paths[0]} has"):
+            raise NotComparableError(change, where=str(path), hint="give profiles of one set of versions")
 
 
 def _without_profile(workload: "Workload") -> "tuple[ModelSpec, Measurements]":

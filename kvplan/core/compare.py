@@ -19,6 +19,7 @@ from kvplan.core.compare_quality import compare_quality
 from kvplan.core.comparisons import LEVEL, Comparison, FigureVerdict, Standing, Suspect, decide
 from kvplan.core.figures import FIGURES, FigureKind
 from kvplan.core.records import Cell, CellKey, CellStatus, Figure, Profile
+from kvplan.core.setups import versions_difference
 from kvplan.core.specs import DeviceKind
 from kvplan.core.stats import shift, student_above, student_quantile
 
@@ -72,12 +73,7 @@ def profile_difference(current: Profile, baseline: Profile) -> str:
     """Return what keeps times and quality of two profiles from being compared; empty where nothing does."""
     if current.device.uuid != baseline.device.uuid:
         return f"another device: {current.device.name}, the baseline has {baseline.device.name}"
-    ours = {"kvplan": current.kvplan_version} | current.versions
-    theirs = {"kvplan": baseline.kvplan_version} | baseline.versions
-    for name in sorted(ours.keys() | theirs.keys()):
-        if ours.get(name) != theirs.get(name):
-            return f"another version: {name} {ours.get(name, 'none')}, the baseline has {theirs.get(name, 'none')}"
-    return ""
+    return versions_difference(current, baseline)
 
 
 def _shape(key: CellKey, *, counted: bool = True) -> tuple[object, ...]:

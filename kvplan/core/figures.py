@@ -39,7 +39,7 @@ _ALL: Final = (
     FigureSpec("cache_bytes", "bytes", FigureKind.EXACT, "all tensors of the cell's cache, as allocated"),
     FigureSpec("read_bytes_per_step", "bytes", FigureKind.EXACT, "cache bytes that one decode step reads"),
     FigureSpec("prefill_s", "s", FigureKind.INFO, "16-bit prefill of one prompt through the model"),
-    # Not compared on its own: nothing in its run is of its kind to divide by. `ttft_s` is, and holds it.
+    # Not compared: nothing in its run is of its kind to divide by.
     FigureSpec("pack_s", "s", FigureKind.INFO, "quantizing one prompt's K and V into pages, all layers"),
     FigureSpec("ttft_s", "s", FigureKind.TIME, "prefill and pack of one prompt", "prefill_s"),
     FigureSpec("append_s", "s", FigureKind.INFO, "appending one token to every sequence, all layers; flushes included"),

@@ -36,6 +36,7 @@ def make_plan(workload: Workload, model: ModelSpec, known: Measurements) -> Plan
         options=options,
         refused=refused,
         device=known.device.name if known.device else "",
+        kernels=tuple(sorted(known.kernels)),
         remedies=find_remedies(options, workload, model, known) if outcome is Outcome.NOTHING_FITS else (),
         missing=tuple((o.format, o.block_tokens, str(gap.quantity)) for o in missing for gap in o.gaps),
         remarks=remarks(options, pick, workload, model, known.kernels),

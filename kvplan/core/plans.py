@@ -140,6 +140,7 @@ class Plan:
         refused: Settings that no kernel takes, with the reason.
         percent: The percentile of TPOT shown.
         device: What times and quality were measured on; empty without measurements.
+        kernels: The implementations that were timed.
         remedies: What would make the target reachable, where nothing fits.
         missing: Settings whose measurement would decide, as (format, block size, what).
         remarks: Further things to know, a sentence each.
@@ -153,6 +154,7 @@ class Plan:
     options: tuple[Option, ...]
     refused: tuple[tuple[str, str], ...] = ()
     device: str = ""
+    kernels: tuple[str, ...] = ()
     remedies: tuple[Remedy, ...] = ()
     missing: tuple[tuple[str, int, str], ...] = ()
     remarks: tuple[str, ...] = ()

@@ -44,7 +44,8 @@ class QualityBounds:
     """One format's quality against 16 bits, paired. Shares are fractions.
 
     Attributes:
-        longest_tokens: Of what was scored, documents and trials; positions that no score covers are not counted.
+        longest_tokens: Of what was scored: the longest trial, or where there is none the positions of a document,
+            which are those scored and fewer than it has.
         kl: Mean divergence of a position, in nats.
         kl_p99: The 99th percentile of positions; None where no positions were kept.
         retrieval_drop: Keys lost minus keys gained over trials; None without trials.

@@ -120,11 +120,14 @@ def bottleneck(pick: Option, options: Sequence[Option]) -> str:
 
 
 def _further(pick: Option, options: Sequence[Option]) -> str:
-    """Return what the fastest of the more aggressive settings makes of a step; empty where none was measured."""
+    """Return what the fastest of the more aggressive settings that are not over a target makes of a median step."""
     steps = {
         option.label: option.shares.slowdown
         for option in options
-        if option.effective_bits < pick.effective_bits and option.shares and option.shares.slowdown
+        if option.effective_bits < pick.effective_bits
+        and option.status is not Status.OVER
+        and option.shares
+        and option.shares.slowdown
     }
     if not steps or not pick.shares or not pick.shares.slowdown:
         return ""
@@ -132,7 +135,7 @@ def _further(pick: Option, options: Sequence[Option]) -> str:
     ratio = steps[fastest] / pick.shares.slowdown
     if ratio > 1 / NOTABLE_GAIN:
         return " Fewer bits would add sessions, not speed."
-    return f" Fewer bits would make a step up to {100 * (1 - ratio):.0f}% shorter ({fastest})."
+    return f" Fewer bits would make a median step up to {100 * (1 - ratio):.0f}% shorter ({fastest})."
 
 
 def remarks(
@@ -163,7 +166,7 @@ def _pick_remarks(options: Sequence[Option], pick: Option, workload: Workload) -
     if pick.quantized and not workload.quality.constrains:
         found.append(f"The workload sets no quality budget{_known_quality(pick)}.")
     longest = max(bucket.total_tokens for bucket in workload.buckets)
-    if pick.quality and longest > LONGER * pick.quality.longest_tokens:
+    if pick.quality and pick.quality.trials and longest > LONGER * pick.quality.longest_tokens:
         scored = f"Quality was scored on {pick.quality.longest_tokens} tokens at most"
         found.append(f"{scored}; the workload's sequences reach {longest}, where it may cost more.")
     if pick.quality and pick.quality.quantized_positions < pick.quality.positions / 2:

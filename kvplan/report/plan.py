@@ -111,7 +111,7 @@ def _evidence_line(plan: Plan) -> str:
     parts = [f"memory exact but for activations ({KVPLAN.allocator}{paged})"]
     kinds = {option.tpot.evidence for option in _shown(plan) if option.tpot.value_s is not None}
     if Evidence.MEASURED in kinds:
-        parts.append(f"time measured on {plan.device} by kvplan's kernels")
+        parts.append(f"time measured on {plan.device} by kvplan ({', '.join(plan.kernels)})")
     if Evidence.PREDICTED in kinds:
         worst = max(option.tpot.error or 0.0 for option in _shown(plan))
         parts.append(f"~ predicted, {100 * worst:.0f}% off at worst on held-out cells")
@@ -174,4 +174,5 @@ def verdict_text(verdict: Verdict) -> str:
     else:
         bound = verdict.value if verdict.bound is None else verdict.bound
         shown = f"at most {quality_text(verdict.quantity, bound)} of {limit_text(verdict.quantity, verdict.limit)}"
-    return f"{shown}, {verdict.evidence}"
+    activations = verdict.quantity is Quantity.MEMORY and verdict.evidence is Evidence.PREDICTED
+    return f"{shown}, {'exact but for activations' if activations else verdict.evidence}"

@@ -15,6 +15,7 @@ from zlib import crc32
 import msgspec
 
 from kvplan.core.records import Cell, CellKey, CellStatus, Profile, Quality, QualityKey
+from kvplan.core.setups import versions_difference
 from kvplan.errors import InputError, MissingPartError
 from kvplan.store.encoding import decode, encode
 from kvplan.store.files import file_error, read_file, sync_folder
@@ -56,6 +57,8 @@ def journal_path(profile_path: Path | str) -> Path:
 class JournalContents:
     """What a journal holds; of two records with one key the later.
 
+    Records stand after the header of the run that wrote them. A header of another setup makes those before it void.
+
     Attributes:
         header: The latest header; None where there is none.
         problems: Lines that were dropped, each with its number and the reason.
@@ -71,11 +74,18 @@ class JournalContents:
     def add(self, record: Record) -> None:
         """Take *record* in."""
         if isinstance(record, Profile):
+            if self.header is None or setup_change(self.header, record):
+                self.drop()
             self.header = record
         elif isinstance(record, Cell):
             self.cells[record.key] = record
         else:
             self.quality[record.key] = record
+
+    def drop(self) -> None:
+        """Forget the cells and quality results so far."""
+        self.cells.clear()
+        self.quality.clear()
 
     def profile(self) -> Profile:
         """Return the profile that the records make up.
@@ -233,25 +243,23 @@ class Refusal:
     reason: str
 
 
+def setup_change(old: Profile, new: Profile) -> str:
+    """Return what keeps records of *old*'s run out of *new*'s, in words; empty where nothing does."""
+    before, now = old.how.get(EFFORT, "unknown"), new.how.get(EFFORT, "unknown")
+    if before != now:
+        return f"{EFFORT} {before} is now {now}"
+    return versions_difference(new, old, "it was measured with")
+
+
 def drop_other_setup(contents: JournalContents, header: Profile) -> list[Refusal]:
-    """Empty *contents* of what was measured with other versions or samples than *header* says; return what it held."""
-    old = contents.header
-    if old is None:
-        return []
-    differing = [
-        f"{name} {_short(before)} is now {_short(now)}"
-        for name in sorted(old.versions.keys() | header.versions.keys())
-        if (before := old.versions.get(name, "absent")) != (now := header.versions.get(name, "absent"))
-    ]
-    if (before := old.how.get(EFFORT, "unknown")) != (now := header.how.get(EFFORT, "unknown")):
-        differing.append(f"{EFFORT} {before} is now {now}")
-    if not differing:
+    """Empty *contents* of what was measured with another setup than *header* says; return what it held."""
+    change = setup_change(contents.header, header) if contents.header else "the journal has lost its header"
+    if not change:
         return []
     labels = [key.label for key in contents.cells] + [f"{key.format} quality" for key in contents.quality]
-    contents.cells.clear()
-    contents.quality.clear()
+    contents.drop()
     contents.header = None
-    return [Refusal(label, ", ".join(differing)) for label in labels]
+    return [Refusal(label, change) for label in labels]
 
 
 def resume_cells(found: Mapping[CellKey, Cell], wanted: Iterable[CellKey]) -> tuple[dict[CellKey, Cell], list[Refusal]]:

@@ -261,7 +261,8 @@ def test_a_pick_meets_everything_and_nothing_milder_does(
 
 @pytest.mark.parametrize(("steps", "says"), [((0.9, 0.7), "22% shorter (int4 block 64)"), ((0.9, 0.88), "not speed")])
 def test_what_fewer_bits_would_gain_is_what_was_measured(make: Any, steps: tuple[float, float], says: str) -> None:
-    made = plan(make, memory_bytes=150 << 20, search=Search(formats=("bf16", "int8", "int4"), block_tokens=(64,)))
+    free = {"memory_bytes": 1 << 30, "quality": QualityBudget()}
+    made = plan(make, **free, search=Search(formats=("bf16", "int8", "int4"), block_tokens=(64,)))
     shares = [StepShares(attention=0.1, append=0.1, rest=0.8, slowdown=step) for step in (1.0, *steps)]
     options = [replace(option, shares=known) for option, known in zip(made.options, shares, strict=True)]
     assert says in bottleneck(options[1], options)

@@ -65,7 +65,11 @@ def test_a_compiler_that_lacks_an_instruction_set_loses_its_variants_only(tmp_pa
 
 @pytest.mark.usefixtures("variants")
 def test_kernels_of_another_version_are_refused_before_they_are_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    def declare(library: ctypes.CDLL) -> None:
+        raise AssertionError("a symbol that another version may lack")
+
     monkeypatch.setattr(abi, "ABI_VERSION", abi.ABI_VERSION + 1)
+    monkeypatch.setattr(abi, "declare", declare)
     with pytest.raises(UnsupportedError, match="built for another version; reinstall kvplan"):
         loader.library.__wrapped__()
 

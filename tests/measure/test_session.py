@@ -228,7 +228,26 @@ def test_other_versions_and_other_efforts_are_not_mixed(
 
     assert len(worker.ran[0]) == 6
     said = next(note for note in notes.notes if note.startswith("not resumed"))
-    assert ("is now 1.0" if change == "versions" else "effort full is now quick") in said
+    assert ("another version: " if change == "versions" else "effort full is now quick") in said
+
+
+def test_a_change_of_effort_that_was_interrupted_leaves_nothing_of_the_old_one(
+    worker: Any, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(process: int, key: CellKey) -> Conditions:
+        if len(worker.ran) > 1 and key.label == "int8/b32/chatx6":
+            raise KeyboardInterrupt
+        return QUIET
+
+    run(repeats=1)
+    worker.script = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        run(keep=True, repeats=1, effort=QUICK_EFFORT)
+    worker.script = lambda process, key: QUIET
+    worker.ran.clear()
+    run(keep=True, repeats=1, effort=QUICK_EFFORT)
+
+    assert worker.ran == [["bf16/b32/chatx6", "int8/b32/chatx6", "bf16/b32/longx2", "int8/b32/longx2"]]
 
 
 def test_a_finished_journal_measures_nothing_again(worker: Any, run: Run) -> None:

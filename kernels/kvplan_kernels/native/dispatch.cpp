@@ -29,6 +29,18 @@ constexpr Variant BUILT[] = {KVPLAN_BUILT(ROW)};
 constexpr int BUILT_COUNT = sizeof(BUILT) / sizeof(BUILT[0]);
 
 #ifdef __x86_64__
+// Asked of the processor: compilers know these two by name later than their instructions. AVX2 says that the system keeps
+// the registers.
+bool has_f16c() {
+  unsigned a, b, c, d;
+  return __get_cpuid(1, &a, &b, &c, &d) && (c & 1u << 29);
+}
+
+bool has_avx512_bf16() {
+  unsigned a, b, c, d;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5);
+}
+
 // Whether there are AMX tiles for int8 and bf16, and the kernel lets this process have them.
 bool tiles_granted() {
   constexpr unsigned BF16 = 1u << 22, TILE = 1u << 24, INT8 = 1u << 25, WANTED = BF16 | TILE | INT8;
@@ -55,14 +67,14 @@ struct Variants {
     const bool vnni = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq") &&
                       __builtin_cpu_supports("avx512vnni");
-    const bool bf16 = vnni && __builtin_cpu_supports("avx512bf16");
+    const bool bf16 = vnni && has_avx512_bf16();
     // BF16 dot products run once a cycle on Zen 4 and once in four on Sapphire Rapids, where two multiply-adds win.
     const bool first = __builtin_cpu_is("amd");
     if (bf16 && tiles_granted()) add("avx512_amx");
     if (bf16 && first) add("avx512_vnni_bf16");
     if (vnni) add("avx512_vnni");
     if (bf16 && !first) add("avx512_vnni_bf16");
-    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c())
       add("avx2");
 #endif
     add("portable");

@@ -81,7 +81,7 @@ def variant_index() -> int:
     if not name:
         return 0
     if name not in variants():
-        raise UnsupportedError(f"{VARIANT_ENVIRONMENT}={name}: this machine runs {', '.join(variants())}")
+        raise UnsupportedError(f"{VARIANT_ENVIRONMENT}={name}: this build on this machine has {', '.join(variants())}")
     return variants().index(name)
 
 
