@@ -32,6 +32,7 @@ def check_command(
 
     Exit status: 0 everything held; 1 a figure has regressed or a cell failed; 3 some could not be told.
     """
+    _check_outputs([path for path in (current, baseline, budget) if path], [path for path in (junit, markdown) if path])
     comparison = _compare(current, baseline, budget, _margin(margin))
     _write(comparison, junit, markdown)
     if as_json:
@@ -46,12 +47,21 @@ def check_command(
     raise typer.Exit(comparison.status)
 
 
+def _check_outputs(read: list[Path], written: list[Path]) -> None:
+    for path in written:
+        if any(path.exists() and path.samefile(other) for other in read if other.exists()):
+            raise InputError("is read and would be overwritten", where=str(path), hint="name another file")
+
+
 def _margin(text: str | None) -> float | None:
     if text is None:
         return None
     from kvplan.units import parse_share
 
-    margin = parse_share(text)
+    try:
+        margin = parse_share(text)
+    except InputError as error:
+        raise InputError(error.message, where="--margin", hint="write it as 10%") from error
     if not 0 < margin < 1:
         raise InputError(f"{text!r} is no margin", where="--margin", hint="write it as 10%")
     return margin
@@ -61,7 +71,8 @@ def _compare(current: Path, baseline: Path | None, budget: Path | None, margin: 
     from kvplan.store.profiles import load_profile
 
     if (baseline is None) == (budget is None):
-        raise InputError("one of --baseline and --budget is needed", hint="give the one to hold the profile against")
+        what = "two things to hold a profile against" if baseline else "nothing to hold the profile against"
+        raise InputError(what, hint="give one of --baseline and --budget")
     profile = load_profile(current)
     if baseline is not None:
         from kvplan.core.compare import compare_profiles

@@ -81,14 +81,14 @@ def profile_command(
     """Measure memory, time and quality of each cache format on the model itself.
 
     Every finished cell is in the journal at once: after an interruption, --resume goes on.
-    Exit status: 0 done, cells out of memory, unsupported or disturbed included; 1 a cell failed.
+    Exit status: 0 done, cells out of memory, unsupported or disturbed included; 1 a cell failed; 3 no
+    cell is supported.
     """
     from kvplan.measure.checks import require_packages
     from kvplan.measure.device import open_device
-    from kvplan.store.journal import journal_path
 
     require_packages()
-    _check_output(output, journal_path(output), resume=resume, force=force)
+    _check_output(output, resume=resume, force=force)
     asked = _workload(model, workload)
     request = _request(
         model, asked, formats=formats, blocks=block_size, prefill=prefill, kernel=kernel, threads=threads,
@@ -98,6 +98,8 @@ def profile_command(
     try:
         profile = _measure(machine, request, output, resume=resume, quality=quality, quick=quick)
     except KeyboardInterrupt:
+        from kvplan.store.journal import journal_path
+
         sys.stderr.write(f"interrupted; everything finished is kept in {journal_path(output)}: --resume goes on\n")
         raise typer.Exit(ExitStatus.INTERRUPTED) from None
     _show(profile, output, as_json=as_json)
@@ -128,7 +130,9 @@ def _measure(
     return profile
 
 
-def _check_output(output: Path, journal: Path, *, resume: bool, force: bool) -> None:
+def _check_output(output: Path, *, resume: bool, force: bool) -> None:
+    from kvplan.store.journal import journal_path
+
     if output.is_dir() or not output.parent.is_dir():
         what = "is a folder" if output.is_dir() else "lies in a folder that does not exist"
         raise InputError(what, where=str(output), hint="give a file to write")
@@ -136,7 +140,7 @@ def _check_output(output: Path, journal: Path, *, resume: bool, force: bool) -> 
         raise InputError("--resume keeps what is there and --force does not", hint="give one of them")
     if force or resume:
         return
-    for path in (output, journal):
+    for path in (output, journal_path(output)):
         if path.exists():
             hint = "give --resume, --force or another -o"
             raise InputError("exists and is not overwritten", where=str(path), hint=hint)
@@ -163,7 +167,6 @@ def _request(
     from kvplan.measure.session import Request
     from kvplan.runtime.ops import load_ops
     from kvplan.store.models import load_model_spec
-    from kvplan.units import parse_share
 
     count = threads or usable_cores()
     chosen = _kernel(kernel)
@@ -184,8 +187,17 @@ def _request(
         request,
         repeats=request.repeats if repeats is None else repeats,
         retries=request.retries if retries is None else retries,
-        tolerance=parse_share(max_disturbance),
+        tolerance=_tolerance(max_disturbance),
     )
+
+
+def _tolerance(text: str) -> float:
+    from kvplan.units import parse_share
+
+    share = parse_share(text)
+    if not 0 < share <= 1:
+        raise InputError(f"{text!r} of the cores' time", where="--max-disturbance", hint="write it as 10%")
+    return share
 
 
 def _format_name(name: str) -> str:
@@ -289,5 +301,7 @@ def _show(profile: "Profile", output: Path, *, as_json: bool) -> None:
 def _status(profile: "Profile") -> ExitStatus:
     from kvplan.core.records import CellStatus
 
-    failed = any(cell.status is CellStatus.FAILED for cell in profile.cells)
-    return ExitStatus.NOT_MET if failed else ExitStatus.DONE
+    statuses = {cell.status for cell in profile.cells}
+    if statuses == {CellStatus.UNSUPPORTED}:
+        return ExitStatus.UNSUPPORTED
+    return ExitStatus.NOT_MET if CellStatus.FAILED in statuses else ExitStatus.DONE

@@ -102,20 +102,20 @@ def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measure
 
 
 def _check_one_setup(paths: list[Path], profiles: "list[Profile]") -> None:
-    """Refuse to mix times of different kernels or versions: none would stand for both."""
+    """Refuse to mix times of different kernels, versions or threads: none would stand for both."""
     from kvplan.core.setups import versions_difference
 
     setups = {
-        (key.kernel, key.kvplan_version): path
+        (key.kernel, key.kvplan_version, f"on {key.threads} threads"): path
         for path, profile in zip(paths, profiles, strict=True)
         for key in (cell.key for cell in profile.cells)
     }
     if len(setups) > 1:
-        ((kernel, version), _), (other, path), *_ = setups.items()
+        (first, _), (other, path), *_ = setups.items()
         raise NotComparableError(
-            f"measured with {' '.join(other)}, another profile with {kernel} {version}",
+            f"measured with {' '.join(other)}, another profile with {' '.join(first)}",
             where=str(path),
-            hint="give profiles of one kernel and version",
+            hint="give profiles of one kernel, version and number of threads",
         )
     for path, profile in zip(paths, profiles, strict=True):
         if change := versions_difference(profile, profiles[0], f"{paths[0]} has"):

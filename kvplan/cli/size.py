@@ -69,7 +69,7 @@ def size_command(
             if memory is not None:
                 pool = _pool_bytes(model, parse_bytes(memory), share, min(tokens, max_batched_tokens))
             results.append(replace(size_cache(model, form, block_tokens, tokens, pool), model=name))
-    _print(results, chosen.name, as_json=as_json)
+    _print(results, chosen.name, predicted=memory is not None, as_json=as_json)
 
 
 def _share(utilization: str) -> float:
@@ -95,7 +95,7 @@ def _pool_bytes(model: "ModelSpec", memory_bytes: int, share: float, chunk_token
     return left
 
 
-def _print(results: "list[CacheSize]", engine: str, *, as_json: bool) -> None:
+def _print(results: "list[CacheSize]", engine: str, *, predicted: bool, as_json: bool) -> None:
     if as_json:
         from kvplan.report.json import sizes_json
 
@@ -104,4 +104,4 @@ def _print(results: "list[CacheSize]", engine: str, *, as_json: bool) -> None:
     from kvplan.report.console import open_console
     from kvplan.report.sizes import print_sizes
 
-    print_sizes(open_console(), results)
+    print_sizes(open_console(), results, predicted=predicted)

@@ -136,6 +136,9 @@ class Timings:
             for cell in _with(cells, name, status):
                 if _shape(cell.key.loads) == _shape(loads):
                     estimate = _measured(cell.figures[name], percent, self.confidence)
+                    if cell.status is CellStatus.DISTURBED:
+                        # Other work only slows: what was seen is an upper limit by itself, and no lower one.
+                        estimate = replace(estimate, low_s=0.0, high_s=estimate.value_s or 0.0)
                     return replace(estimate, disturbed=_disturbed(cell))
         return None
 

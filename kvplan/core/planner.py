@@ -81,9 +81,17 @@ def _options(
     return tuple(options), tuple(refused)
 
 
-def _aggressiveness(option: Option) -> tuple[float, str, int, float, int]:
+def _aggressiveness(option: Option) -> tuple[float, float, str, int, float, int]:
+    """Return what options are ordered by: bits of a code, then bits an element takes with its share of 16-bit tokens.
+
+    A long residual in front of 4-bit codes takes more bytes at short lengths than 8-bit codes, and is no milder.
+    """
+    form = read_format(option.format)
     time_s = option.tpot.value_s if option.tpot.value_s is not None else inf
-    return (-round(option.effective_bits, 6), option.format, option.residual_bytes, time_s, option.block_tokens)
+    return (
+        -(form.key.bits + form.value.bits), -round(option.effective_bits, 6), option.format, option.residual_bytes,
+        time_s, option.block_tokens,
+    )  # fmt: skip
 
 
 def _settings(workload: Workload, model: ModelSpec) -> Iterator[tuple[CacheFormat, int]]:

@@ -36,8 +36,13 @@ def sentence(
         return _nothing(options, workload)
     if outcome is Outcome.KEEP_16_BIT:
         return f"Keep 16 bits: {_cache_room(pick, workload)}, and {_others_met(workload)}."
-    farther = any(option.effective_bits < pick.effective_bits for option in options if option.quantized)
+    farther = any(_code_bits(option) < _code_bits(pick) for option in options if option.quantized)
     return f"{_why_not(baseline, workload)}: quantize {bits_text(pick)}{', not further' if farther else ''}."
+
+
+def _code_bits(option: Option) -> int:
+    form = read_format(option.format)
+    return form.key.bits + form.value.bits
 
 
 def bits_text(option: Option) -> str:

@@ -37,6 +37,8 @@ def print_plan(console: Console, plan: Plan, *, model: str, workload: str, expla
         say(console, plan.bottleneck)
     if plan.missing:
         _print_missing(console, plan, f"{model} -w {workload}")
+    for setting, reason in plan.refused:
+        say(console, f"No kernel: {setting}: {reason}")
     for remark in plan.remarks:
         say(console, remark)
     if explain:
@@ -158,8 +160,6 @@ def _print_explanation(console: Console, plan: Plan) -> None:
         for verdict in option.verdicts:
             targets.add_row(escape(option.label), verdict_name(verdict), verdict.status, escape(verdict_text(verdict)))
     console.print(targets)
-    for setting, reason in plan.refused:
-        say(console, f"No kernel: {setting}: {reason}")
 
 
 def verdict_text(verdict: Verdict) -> str:

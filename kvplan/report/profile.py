@@ -27,7 +27,8 @@ def print_profile(console: Console, profile: Profile, output: str) -> None:
     for (status, reason), cells in _ended_otherwise(profile).items():
         shown = ", ".join(cell.key.label for cell in cells[:_SHOWN_CELLS])
         more = f" and {len(cells) - _SHOWN_CELLS} more" if len(cells) > _SHOWN_CELLS else ""
-        text = f"{status}: {reason}: {shown}{more}"
+        mend = "; fewer --threads or a quieter machine would help" if status is CellStatus.DISTURBED else ""
+        text = f"{status}: {reason}: {shown}{more}{mend}"
         console.print(text, markup=False, highlight=False)
     scored = f", quality of {len(profile.quality)} formats" if profile.quality else ""
     text = f"{output}: {len(profile.cells)} cells{scored}; {profile.device.name}, {profile.how.get('kernel', '')}"

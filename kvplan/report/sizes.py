@@ -11,8 +11,8 @@ from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes
 
 
-def print_sizes(console: Console, results: Sequence[CacheSize]) -> None:
-    """Print the answers of `kvplan size`."""
+def print_sizes(console: Console, results: Sequence[CacheSize], *, predicted: bool = False) -> None:
+    """Print the answers of `kvplan size`; *predicted* says that the pool is what predicted activations leave."""
     heads = [("model", False), ("format", False), ("context", True), ("a sequence", True), ("a token", True)]
     pooled = any(size.capacity for size in results)
     heads += [("sequences", True), ("tokens", True), ("longest", True)] if pooled else []
@@ -29,3 +29,5 @@ def print_sizes(console: Console, results: Sequence[CacheSize]) -> None:
         table.add_row(*row)
     console.print(table)
     say(console, f"exact, as {KVPLAN.allocator} allocates: whole blocks, full residuals, sinks")
+    if predicted:
+        say(console, "sequences: in what weights (exact) and one prefill chunk (predicted) leave of --memory")

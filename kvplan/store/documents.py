@@ -130,6 +130,8 @@ class Value:
             share = float(text) if plain else parse_share(text)
         except InputError as error:
             self.refuse(error.message, error.hint)
+        if plain and share == 1:
+            self.refuse(f"{text} could be 1% or 100%", "write it with the percent sign")
         if share < 0 or (positive and share == 0) or share > maximum:
             meant = f"; {text}% is written with the percent sign" if plain and maximum < share <= 100 else ""
             self.refuse(f"{text} is out of range{meant}", f"give {'above ' if positive else ''}0% to {maximum:.0%}")

@@ -110,3 +110,12 @@ def test_a_report_that_cannot_be_written_is_one_line(run: Any, profile: Path, tm
     answer = run("check", profile, "--baseline", profile, "--junit", tmp_path / "none" / "j.xml")
     assert answer.status == 2
     assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("option", ["--junit", "--markdown"])
+def test_what_is_read_is_not_overwritten(run: Any, profile: Path, option: str) -> None:
+    before = profile.read_bytes()
+    answer = run("check", profile, "--baseline", profile, option, profile)
+    assert answer.status == 2
+    assert "is read and would be overwritten" in answer.err
+    assert profile.read_bytes() == before

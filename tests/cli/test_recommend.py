@@ -93,16 +93,16 @@ def test_profiles_of_two_devices_are_not_mixed(
     assert "another device" in answer.err
 
 
-@pytest.mark.parametrize("change", [{"kernel": "cpu/other"}, {"kvplan_version": "9.9"}])
+@pytest.mark.parametrize("change", [{"kernel": "cpu/other"}, {"kvplan_version": "9.9"}, {"threads": 7}])
 def test_profiles_of_two_kernels_or_versions_are_not_mixed(
-    run: Any, workload: Path, profile: Path, tmp_path: Path, make: Any, change: dict[str, str]
+    run: Any, workload: Path, profile: Path, tmp_path: Path, make: Any, change: dict[str, Any]
 ) -> None:
     made, other = make.profile(), tmp_path / "other.json"
     cells = tuple(replace(cell, key=replace(cell.key, **change)) for cell in made.cells)
     save_profile(replace(made, cells=cells), other)
     answer = run("recommend", workload, "-p", profile, "-p", other)
     assert answer.status == 3
-    assert "of one kernel and version" in answer.err
+    assert "give profiles of one kernel, version and number of threads" in answer.err
 
 
 def test_times_of_the_reference_are_named(run: Any, workload: Path, tmp_path: Path, make: Any) -> None:

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplan.core.assessments import Measurements
+from kvplan.core.formats import read_format
 from kvplan.core.latency import StepShares
 from kvplan.core.planner import make_plan
 from kvplan.core.plans import Gap, Outcome, Plan, Quantity, Status
@@ -255,7 +256,8 @@ def test_a_pick_meets_everything_and_nothing_milder_does(
     milder = made.options[: made.options.index(made.pick)]
     assert all(option.status is not Status.FITS for option in milder)
     assert all(not option.gaps or option.status is Status.OVER for option in milder)
-    bits = [option.effective_bits for option in made.options]
+    forms = [read_format(option.format) for option in made.options]
+    bits = [form.key.bits + form.value.bits for form in forms]
     assert bits == sorted(bits, reverse=True)
 
 
@@ -266,3 +268,10 @@ def test_what_fewer_bits_would_gain_is_what_was_measured(make: Any, steps: tuple
     shares = [StepShares(attention=0.1, append=0.1, rest=0.8, slowdown=step) for step in (1.0, *steps)]
     options = [replace(option, shares=known) for option, known in zip(made.options, shares, strict=True)]
     assert says in bottleneck(options[1], options)
+
+
+def test_eight_bits_are_milder_than_four_behind_a_long_residual(make: Any) -> None:
+    short = (Bucket(name="short", prompt_tokens=192, generate_tokens=32),)
+    made = plan(make, buckets=short, search=Search(formats=("bf16", "kivi-k4v4-g64-r128", "int8"), block_tokens=(64,)))
+    assert [option.format for option in made.options] == ["bf16", "int8", "kivi-k4v4-g64-r128"]
+    assert made.options[2].effective_bits > made.options[1].effective_bits

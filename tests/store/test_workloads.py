@@ -132,7 +132,7 @@ def test_what_is_left_out_has_the_stated_default(load):
         ("max_kl: 0.02", "max_kl: 1e999", 19, "'1e999'", "0.02"),
         ("max_top1_flips: 2%", "max_top1_flips: 200%", 20, "200% is out of range", "100%"),
         ("confidence: 90%", "confidence: 50%", 22, "0.5", "more than 50%"),
-        ("confidence: 90%", "confidence: 1", 22, "confidence: 1", "less than 100%"),
+        ("confidence: 90%", "confidence: 100%", 22, "confidence: ", "less than 100%"),
         ("share: 70%", "share: 60%", 23, "sum to 90%", "100%"),
         ("share: 70%", "share: 70", 24, "70% is written with the percent sign", ""),
         ("share: 70%, ", "", 24, "no share", "add share"),
