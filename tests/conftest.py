@@ -8,6 +8,9 @@ from random import Random
 import pytest
 from hypothesis import settings
 
+# Before anything imports Triton: without a GPU its kernels run in its interpreter.
+os.environ.setdefault("TRITON_INTERPRET", "1")
+
 from kvplan.core.records import (
     Cell,
     CellKey,

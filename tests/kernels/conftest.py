@@ -1,11 +1,24 @@
 import os
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from kvplan_kernels.cache import TORCH_FLOAT
+from kvplan_kernels.cases import Case, Data
+from kvplan_kernels.decode.op import ACCURACY, QUANTIZATION_SHARE, output_bound, received_bound
+from kvplan_kernels.decode.reference import attend
+from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.format import TensorFormat
+from kvplan_kernels.inputs import Inputs
 from kvplan_kernels.native import loader
+from kvplan_kernels.quantize import dequantize_codes, quantize
+from kvplan_kernels.sequence import sequences
+
+NEAR_EXACT = {"cpu": {Data.NEGATIVE}, "triton": {Data.NEGATIVE, Data.EXTREME, Data.TIES}}
+"""Data that quantizing hardly changes, so that the operands' rounding is more than a tenth of it."""
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +41,50 @@ def _memory_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
         return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(torch, "empty", filled)
+
+
+def read_back(values: Tensor, tensor: TensorFormat) -> Tensor:
+    """Return *values* [kv_heads, tokens, head_dim] as they are once all are quantized."""
+    if not tensor.quantized:
+        return values
+    coded = quantize(values, tensor)
+    return dequantize_codes(coded.codes, coded.scale, coded.minimum, tensor)
+
+
+def positions_of(inputs: Inputs, queries: int) -> Tensor:
+    if inputs.positions is not None:
+        return inputs.positions
+    return inputs.batch.lengths[:, None] - queries + torch.arange(queries)
+
+
+def quantization_error(inputs: Inputs, row: int) -> float:
+    """Return the norm of what quantizing all of one sequence's tokens does to its output."""
+    form, length = inputs.cache.layout.format, int(inputs.batch.lengths[row])
+    dtype = TORCH_FLOAT[inputs.cache.layout.float_type]
+    key, value = (t[:length].to(dtype).float().transpose(0, 1) for t in (inputs.key, inputs.value))
+    query, positions = inputs.query[row].float(), positions_of(inputs, inputs.query.shape[1])[row]
+    exact = attend(query, key, value, positions, inputs.options, inputs.sink_logits)[0]
+    key, value = read_back(key, form.key), read_back(value, form.value)
+    return float((attend(query, key, value, positions, inputs.options, inputs.sink_logits)[0] - exact).norm())
+
+
+def assert_decode_agrees(
+    case: Case, inputs: Inputs, found: DecodeResult, definition: DecodeResult, note: str, kernel: str
+) -> None:
+    for row, sequence in enumerate(sequences(inputs.cache, inputs.batch)):
+        key, value, query = sequence.dense("k"), sequence.dense("v"), inputs.query[row].float()
+        error = found.output[row] - definition.output[row]
+        bound = output_bound(query, key, value, inputs.options, ACCURACY[kernel])
+        assert float(error.abs().max()) <= bound, (note, row, float(error.abs().max()), bound)
+        if definition.received is not None:
+            assert found.received is not None
+            gap = float((found.received[row] - definition.received[row]).abs().max())
+            assert gap <= received_bound(query, key, inputs.options, ACCURACY[kernel]), (note, row, gap)
+        if sequence.length and sequence.cache.layout.format.quantized and case.data not in NEAR_EXACT[kernel]:
+            share, own = float(error.norm()), quantization_error(inputs, row)
+            assert share <= QUANTIZATION_SHARE * own, (note, row, share, own)
+
+
+@pytest.fixture(name="assert_decode_agrees")
+def _assert_decode_agrees() -> Callable[..., None]:
+    return assert_decode_agrees

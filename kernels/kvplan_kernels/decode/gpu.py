@@ -1,0 +1,159 @@
+"""Decode in Triton, on a GPU, or in Triton's interpreter."""
+
+import math
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
+from kvplan_kernels.calls import check_buffers, check_query
+from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.gpu import targets
+from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
+
+SPLIT_TOKENS_MIN: Final = 128
+ROWS_MAX: Final = 64
+"""Rows of one program; more are given to several, which read the cache again."""
+ROWS_MIN: Final = 8
+FLOAT_TILE: Final = 32
+LOG2_E: Final = 1.4426950408889634
+
+
+@dataclass(frozen=True, slots=True)
+class Tiling:
+    """How a call is cut.
+
+    Attributes:
+        tokens: Of a tile.
+        rows: Query rows of a program.
+        warps: Of a program.
+        stages: Tiles in flight.
+    """
+
+    tokens: int
+    rows: int
+    warps: int
+    stages: int
+
+
+def tiling(g: Geometry, rows: int) -> Tiling:
+    """Return the tiles for *rows* query rows of a KV head.
+
+    Tiles of keys with a scale per channel lie in one group, since its scales are folded into the queries.
+    """
+    tokens = 128 if g.quantized else 64
+    if g.keys.channel:
+        tokens = min(tokens, g.keys.group)
+    return Tiling(tokens=tokens, rows=min(ROWS_MAX, padded_size(rows, ROWS_MIN)), warps=2, stages=3)
+
+
+def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:
+    """Return into how many splits the tokens of each of *pairs* KV heads are cut: the fewest that fill the device.
+
+    Args:
+        pairs: Sequences times KV heads times blocks of rows.
+        tokens: The most that a sequence can hold.
+        tile: Tokens of a tile.
+        programs: Programs that run at once.
+
+    >>> split_count(8, 32768, 128, 264)
+    32
+    >>> split_count(512, 32768, 128, 264)
+    1
+    """
+    most = max(1, tokens // max(SPLIT_TOKENS_MIN, tile))
+    wanted = max(1, programs // max(1, pairs))
+    share = math.ceil(math.ceil(tokens / tile) / min(wanted, most))
+    return max(1, math.ceil(math.ceil(tokens / tile) / max(1, share)))
+
+
+def decode(
+    cache: LayerCache,
+    batch: Batch,
+    query: Tensor,
+    options: AttentionOptions,
+    *,
+    sink_logits: Tensor | None = None,
+    positions: Tensor | None = None,
+    received: bool = False,
+) -> DecodeResult:
+    """Return the attention of *query* over the tokens that each sequence holds; `reference.decode` defines it.
+
+    Nothing is read back from the device: block tables, slots and lengths are taken as they are.
+
+    Args:
+        cache: As in the definition, like all that follow, on the GPU.
+        batch: As in the definition.
+        query: As in the definition; any strides.
+        options: As in the definition.
+        sink_logits: As in the definition.
+        positions: As in the definition.
+        received: As in the definition.
+    """
+    check_buffers(cache, batch)
+    check_query(cache, batch, query, options, sink_logits, positions)
+    if received:
+        raise UnsupportedError("the Triton decode does not return the attention that tokens received")
+    target = targets.target(cache.pages.device)
+    g, form = geometry(cache.layout), cache.layout.format
+    sequences, queries, heads, _ = query.shape
+    query = query if query.stride(3) == 1 else query.contiguous()
+    output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+    if not sequences:
+        return DecodeResult(output=output)
+    ratio = heads // g.kv_heads
+    rows, tiles = queries * ratio, tiling(g, queries * ratio)
+    row_blocks = math.ceil(rows / tiles.rows)
+    pairs = sequences * g.kv_heads
+    splits = split_count(pairs * row_blocks, batch.block_tables.shape[1] * g.block, tiles.tokens, target.programs)
+    middle = form.key_flush != form.value_flush and form.quantized
+    rest = form.quantized or form.sink_tokens > 0
+    all_splits = splits + int(middle) + int(rest)
+    outputs, weights, maxima = (
+        torch.empty(pairs * all_splits * rows * size, dtype=torch.float32, device=query.device)
+        for size in (g.head_dim, 1, 1)
+    )
+    from kvplan_kernels.decode import gpu_kernels  # Triton is slow to import, and not everywhere
+
+    kernels: Any = gpu_kernels
+    kernels.decode_split[(pairs, all_splits, row_blocks)](
+        query, *_views(cache), batch.block_tables, batch.slots, batch.lengths,
+        batch.lengths if positions is None else positions.contiguous(), outputs, weights, maxima,
+        query.stride(0), query.stride(1), query.stride(2), batch.block_tables.shape[1], queries, ratio, rows,
+        options.window or 0, options.scale / options.softcap if options.softcap else options.scale * LOG2_E,
+        options.softcap or 0.0, splits, all_splits,
+        G=g, ROWS=tiles.rows, BN=tiles.tokens, BN_FLOAT=FLOAT_TILE,
+        PARTS=_parts(query.dtype, TORCH_FLOAT[cache.layout.float_type]),
+        CODE_PARTS=_parts(query.dtype, _operand_type(g, cache)), FLOAT=target.float_name(cache.layout.float_type),
+        CAPPED=options.softcap is not None, HAS_POSITIONS=positions is not None, MIDDLE=middle, ASM=target.asm,
+        PIPELINE=tiles.stages, num_warps=tiles.warps,
+    )  # fmt: skip
+    kernels.decode_merge[(pairs, rows)](
+        outputs, weights, maxima, output if sink_logits is None else sink_logits.contiguous(), output, queries, ratio,
+        rows, G=g, SPLITS=all_splits, SPLITS_PADDED=padded_size(all_splits), HAS_SINK_LOGITS=sink_logits is not None,
+        num_warps=4,
+    )  # fmt: skip
+    return DecodeResult(output=output)
+
+
+def _views(cache: LayerCache) -> tuple[Tensor, ...]:
+    """Return the pages as words, as metadata and as 16-bit values, then ring and sinks as 16-bit values."""
+    dtype = TORCH_FLOAT[cache.layout.float_type]
+    pages = cache.pages.view(-1)
+    return (
+        pages.view(torch.uint16), pages.view(torch.float16), pages.view(dtype), cache.ring.view(-1).view(dtype),
+        cache.sinks.view(-1).view(dtype),
+    )  # fmt: skip
+
+
+def _operand_type(g: Geometry, cache: LayerCache) -> torch.dtype:
+    return {16: TORCH_FLOAT[cache.layout.float_type], 8: torch.float16}.get(g.keys.bits, torch.bfloat16)
+
+
+def _parts(held: torch.dtype, operand: torch.dtype) -> int:
+    """Return how many operands hold a query exactly enough: one where its mantissa fits, else one more for the rest."""
+    bits = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
+    return 1 if bits[held] <= bits[operand] else 2

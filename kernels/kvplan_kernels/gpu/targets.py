@@ -1,0 +1,65 @@
+"""What a device is to the Triton kernels: how many programs fill it, and which instructions it has."""
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from typing import Any, Final
+
+import torch
+
+from kvplan_kernels.format import FloatType, UnsupportedError
+
+INTERPRET: Final = "TRITON_INTERPRET"
+"""Set to 1 before Triton is imported, kernels run in its interpreter, on the CPU."""
+_PROGRAMS_PER_MULTIPROCESSOR: Final = 2
+_INTERPRETED_PROGRAMS: Final = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A device.
+
+    Attributes:
+        programs: Programs that run at once.
+        asm: Whether it takes NVIDIA's PTX.
+    """
+
+    programs: int
+    asm: bool
+
+    def float_name(self, float_type: FloatType) -> Any:
+        """Return Triton's type."""
+        import triton.language as tl
+
+        return {FloatType.BF16: tl.bfloat16, FloatType.FP16: tl.float16}[float_type]
+
+
+def interpreted() -> bool:
+    """Return whether kernels run in the interpreter."""
+    return os.environ.get(INTERPRET) == "1"
+
+
+def missing() -> str | None:
+    """Return why the Triton kernels cannot run here, or None."""
+    if find_spec("triton") is None:
+        return "Triton is not installed; install kvplan[profile] on Linux"
+    if not torch.cuda.is_available() and not interpreted():
+        return "torch finds no GPU here"
+    return None
+
+
+@cache
+def target(device: torch.device) -> Target:
+    """Return what *device* is.
+
+    Raises:
+        UnsupportedError: It is no GPU, and kernels are not interpreted.
+    """
+    if device.type == "cpu":
+        if interpreted():
+            return Target(programs=_INTERPRETED_PROGRAMS, asm=False)
+        raise UnsupportedError(f"the Triton kernels take tensors on a GPU, got one on {device}")
+    properties = torch.cuda.get_device_properties(device)
+    programs = properties.multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
+    return Target(programs=programs, asm=torch.version.hip is None)

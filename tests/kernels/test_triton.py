@@ -1,0 +1,113 @@
+"""The Triton kernels in Triton's interpreter, against the reference."""
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from kvplan_kernels.append.reference import append
+from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
+from kvplan_kernels.cases import Case, Data, Tables, covering_cases
+from kvplan_kernels.decode import gpu
+from kvplan_kernels.decode.reference import decode
+from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.gpu import targets
+from kvplan_kernels.inputs import Inputs, make_inputs
+from kvplan_kernels.layout import KVLayout, Order
+
+pytestmark = [
+    pytest.mark.skipif(not targets.interpreted(), reason="the interpreter is switched on before Triton loads"),
+    pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value", "ignore:All-NaN slice"),
+]
+
+COST_MAX = 60_000
+"""Query rows times tokens times sequences: what the interpreter takes a second for."""
+STEP = 5
+CLASSES = (
+    *(Case(format=name, lengths=(300, 41), head_dim=128) for name in ("bf16", "int8", "int4", "int2", "k8v4", "k2v8")),
+    *(Case(format=f"k4v4-g{group}-r20-s4", lengths=(333,), head_dim=128) for group in (32, 64, 128)),
+    *(Case(format=f"kivi-k4v2-g{group}-r20", lengths=(400,), block_tokens=128) for group in (32, 64, 128)),
+    Case(format="kivi-paper", lengths=(127, 128, 129, 300), block_tokens=32),
+    Case(format="int4", lengths=(700,), head_dim=80, gqa_ratio=5, queries=2, window=90, softcap=2.5, sink_logits=True),
+    Case(format="k2v4-r1", lengths=(200, 0, 1, 2), tables=Tables.SHARED, positions=True, queries=3),
+    Case(format="int8", lengths=(1500,), data=Data.SPREAD, block_tokens=16),
+    Case(format="int4", lengths=(1500,), data=Data.FLAT, block_tokens=256),
+    Case(format="k8v8-g64", lengths=(500,), data=Data.OFFSET, head_dim=256, gqa_ratio=1, kv_heads=1),
+)
+
+
+def cost(case: Case) -> int:
+    return case.queries * case.gqa_ratio * case.kv_heads * sum(length + 50 for length in case.lengths)
+
+
+def chosen() -> list[Case]:
+    covering = [replace(case, received=False) for case in covering_cases()[::STEP]]
+    return [*CLASSES, *(case for case in covering if cost(case) <= COST_MAX)]
+
+
+def filled(case: Case) -> Inputs:
+    inputs = make_inputs(case, Order.ROWS)
+    inputs.fill()
+    return inputs
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in chosen()])
+def test_decode_agrees(case: Case, assert_decode_agrees: Callable[..., None]) -> None:
+    inputs = filled(case)
+    extras = {"sink_logits": inputs.sink_logits, "positions": inputs.positions}
+    definition = decode(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
+    found = gpu.decode(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
+    assert found.output.shape == definition.output.shape
+    assert_decode_agrees(case, inputs, found, definition, "triton", "triton")
+
+
+@pytest.mark.parametrize(("splits", "tokens"), [(1, 100), (2, 300), (5, 1500)])
+def test_splits_meet_without_loss(splits: int, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = filled(Case(format="int4", lengths=(tokens,), data=Data.SPREAD, head_dim=64))
+    monkeypatch.setattr(gpu, "split_count", lambda *_: splits)
+    definition = decode(inputs.cache, inputs.batch, inputs.query, inputs.options).output
+    found = gpu.decode(inputs.cache, inputs.batch, inputs.query, inputs.options).output
+    torch.testing.assert_close(found, definition, rtol=0, atol=0.02)
+
+
+def held(name: str, poison: tuple[int, int, int], *, keys: bool) -> tuple[LayerCache, Batch, torch.Tensor]:
+    layout = KVLayout(format=parse(name), kv_heads=2, head_dim=64, block_tokens=32, order=Order.ROWS)
+    generator = torch.Generator().manual_seed(1)
+    key, value = (torch.randn(200, 2, 64, generator=generator) for _ in range(2))
+    (key if keys else value)[poison] = torch.nan
+    cache = LayerCache.allocate(layout, blocks=layout.blocks(200) + 1, slots=2)
+    table = torch.arange(layout.blocks(200), 0, -1, dtype=torch.int32)[None]
+    batch = Batch(block_tables=table, slots=torch.tensor([1], dtype=torch.int32), lengths=torch.zeros(1).int())
+    counts = torch.tensor([200], dtype=torch.int32)
+    append(cache, batch, key, value, counts)
+    return cache, batch.after(counts), torch.randn(1, 3, 4, 64, generator=generator)
+
+
+@pytest.mark.parametrize("name", ["bf16", "int8", "k4v2-g32", "kivi-k4v2-g32-r16", "kivi-paper"])
+@pytest.mark.parametrize("keys", [True, False])
+@pytest.mark.parametrize("window", [None, 120])
+def test_poison_reaches_who_sees_it_and_nobody_else(name: str, window: int | None, *, keys: bool) -> None:
+    cache, batch, query = held(name, (78, 1, 5), keys=keys)
+    options = AttentionOptions(scale=0.125, window=window)
+    definition, found = (call(cache, batch, query, options).output for call in (decode, gpu.decode))
+    assert torch.equal(found.isnan(), definition.isnan())
+    assert definition.isnan().any() == (window is None or definition.isnan().any())
+    torch.testing.assert_close(found, definition, rtol=0, atol=0.02, equal_nan=True)
+
+
+def test_what_there_is_no_kernel_for_is_refused_with_the_reason() -> None:
+    inputs = filled(Case(format="int4", lengths=(20,)))
+    lanes = make_inputs(Case(format="int4", lengths=(20,)))
+    with pytest.raises(UnsupportedError, match="read codes in rows, the cache holds them in lanes"):
+        gpu.decode(lanes.cache, lanes.batch, lanes.query, lanes.options)
+    with pytest.raises(UnsupportedError, match="attention that tokens received"):
+        gpu.decode(inputs.cache, inputs.batch, inputs.query, inputs.options, received=True)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "tokens", "tile", "programs", "splits"),
+    [(8, 32768, 128, 264, 32), (512, 32768, 128, 264, 1), (8, 100, 128, 264, 1), (1, 1024, 128, 264, 8)],
+)
+def test_the_fewest_splits_that_fill_the_device(pairs: int, tokens: int, tile: int, programs: int, splits: int) -> None:
+    assert gpu.split_count(pairs, tokens, tile, programs) == splits
