@@ -1,4 +1,4 @@
-"""`kvplan kernels`: time the kernels alone, without a model."""
+"""`kvplan kernels`: time the kernels alone, without a model, or look inside those for a GPU without one."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     kernels = typer.Typer(no_args_is_help=True)
     bench = typer.Typer(no_args_is_help=True)
     bench.command("decode")(bench_decode_command)
+    kernels.command("inspect")(inspect_command)
     kernels.add_typer(bench, name="bench", help="Time kvplan's kernels beside torch's attention in one run.")
     app.add_typer(kernels, name="kernels", help="Look at the kernels alone, without a model.")
 
@@ -66,6 +67,43 @@ def bench_decode_command(
         sys.stdout.write(dump(plain(bench)) + "\n")
         return
     _show(bench)
+
+
+def inspect_command(
+    formats: list[str] = typer.Option(
+        [], "-f", "--format", help="Format; may be repeated. Default: one of each kind.", show_default=False
+    ),
+    arch: str = typer.Option(
+        "sm_80,sm_90,sm_100,sm_120,gfx942", help="Architectures, with commas: sm_80, sm_90, sm_100, sm_120, gfx942."
+    ),
+    head_dim: int = typer.Option(128, min=1, help="Elements of a head."),
+    gqa: int = typer.Option(4, min=1, max=16, help="Query heads of a KV head."),
+    block_size: int = typer.Option(128, min=1, help="Tokens of a page."),
+    as_json: bool = typer.Option(False, "--json", help="Print JSON."),
+) -> None:
+    """Compile the GPU kernels ahead of time and count what they are made of; no GPU is needed.
+
+    Registers, spills, shared memory, occupancy, and of the main loop: instructions for each element of K and V, integer
+    conversions, the widest load, and the part of the memory's bandwidth that these allow.
+    """
+    from kvplan.measure.checks import require_packages
+
+    require_packages()
+    from kvplan.measure.inspection import FORMATS, inspect_decode
+
+    found = inspect_decode(
+        tuple(dict.fromkeys(formats)) or FORMATS, tuple(dict.fromkeys(arch.split(","))), head_dim=head_dim, gqa=gqa,
+        block_tokens=block_size,
+    )  # fmt: skip
+    if as_json:
+        from kvplan.report.json import dump
+
+        sys.stdout.write(dump({"kernels": found}) + "\n")
+        return
+    from kvplan.report.console import open_console
+    from kvplan.report.inspection import print_inspected
+
+    print_inspected(open_console(), found)
 
 
 def _show(bench: "DecodeBench") -> None:

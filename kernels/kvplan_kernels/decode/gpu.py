@@ -10,9 +10,10 @@ from torch import Tensor
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import check_buffers, check_query
 from kvplan_kernels.decode.result import DecodeResult
-from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.format import FloatType, UnsupportedError
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
+from kvplan_kernels.layout import KVLayout
 
 SPLIT_TOKENS_MIN: Final = 128
 ROWS_MAX: Final = 64
@@ -127,7 +128,7 @@ def decode(
         options.softcap or 0.0, splits, all_splits,
         G=g, ROWS=tiles.rows, BN=tiles.tokens, BN_FLOAT=FLOAT_TILE,
         PARTS=_parts(query.dtype, TORCH_FLOAT[cache.layout.float_type]),
-        CODE_PARTS=_parts(query.dtype, _operand_type(g, cache)), FLOAT=target.float_name(cache.layout.float_type),
+        CODE_PARTS=_parts(query.dtype, _operand_type(g, cache)), FLOAT=targets.float_name(cache.layout.float_type),
         CAPPED=options.softcap is not None, HAS_POSITIONS=positions is not None, MIDDLE=middle, ASM=target.asm,
         PIPELINE=tiles.stages, num_warps=tiles.warps,
     )  # fmt: skip
@@ -157,3 +158,68 @@ def _parts(held: torch.dtype, operand: torch.dtype) -> int:
     """Return how many operands hold a query exactly enough: one where its mantissa fits, else one more for the rest."""
     bits = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
     return 1 if bits[held] <= bits[operand] else 2
+
+
+@dataclass(frozen=True, slots=True)
+class Compilation:
+    """What Triton's compiler takes to compile a kernel ahead of time, as `triton.compiler.ASTSource` names it.
+
+    Attributes:
+        kernel: The kernel.
+        signature: Type of each argument, "constexpr" of constants.
+        constants: Their values.
+        attributes: By argument, what is known of it.
+        options: Warps and stages.
+        tiling: How the call is cut.
+    """
+
+    kernel: Any
+    signature: dict[str, str]
+    constants: dict[str, Any]
+    attributes: dict[tuple[int], list[list[Any]]]
+    options: dict[str, int]
+    tiling: Tiling
+
+
+_FLOAT_POINTER: Final = {FloatType.BF16: "*bf16", FloatType.FP16: "*fp16"}
+_INTEGERS: Final = (
+    "query_stride_sequence", "query_stride_query", "query_stride_head", "table_width", "queries", "ratio", "rows",
+    "window",
+)  # fmt: skip
+_ALIGNED: Final = [["tt.divisibility", 16]]
+
+
+def compilation(layout: KVLayout, ratio: int, *, asm: bool) -> Compilation:
+    """Return how the split kernel of one query token in the cache's own type is compiled, as a call would.
+
+    Args:
+        layout: Of the cache, in rows.
+        ratio: Query heads of a KV head.
+        asm: Whether the target takes NVIDIA's PTX.
+    """
+    from kvplan_kernels.decode import gpu_kernels  # Triton is slow to import, and not everywhere
+
+    g, tiles, real = geometry(layout), tiling(geometry(layout), ratio), _FLOAT_POINTER[layout.float_type]
+    pointers = {
+        "query": real, "codes": "*u16", "meta": "*fp16", "pages": real, "ring": real, "sinks": real,
+        "block_tables": "*i32", "slots": "*i32", "lengths": "*i32", "positions": "*i32", "outputs": "*fp32",
+        "weights": "*fp32", "maxima": "*fp32",
+    }  # fmt: skip
+    numbers = {**dict.fromkeys(_INTEGERS, "i32"), "scale": "fp32", "softcap": "fp32", "splits": "i32"}
+    constants = {
+        "G": g, "ROWS": tiles.rows, "BN": tiles.tokens, "BN_FLOAT": FLOAT_TILE, "PARTS": 1, "CODE_PARTS": 1,
+        "FLOAT": targets.float_name(layout.float_type), "CAPPED": False, "HAS_POSITIONS": False,
+        "MIDDLE": layout.format.quantized and layout.format.key_flush != layout.format.value_flush, "ASM": asm,
+        "PIPELINE": tiles.stages,
+    }  # fmt: skip
+    signature = {**pointers, **numbers, "all_splits": "i32", **dict.fromkeys(constants, "constexpr")}
+    names = list(signature)
+    aligned = [*pointers, "query_stride_sequence", "query_stride_query", "query_stride_head"]
+    return Compilation(
+        kernel=gpu_kernels.decode_split,
+        signature=signature,
+        constants=constants,
+        attributes={(names.index(name),): _ALIGNED for name in aligned},
+        options={"num_warps": tiles.warps, "num_stages": tiles.stages},
+        tiling=tiles,
+    )

@@ -28,11 +28,12 @@ class Target:
     programs: int
     asm: bool
 
-    def float_name(self, float_type: FloatType) -> Any:
-        """Return Triton's type."""
-        import triton.language as tl
 
-        return {FloatType.BF16: tl.bfloat16, FloatType.FP16: tl.float16}[float_type]
+def float_name(float_type: FloatType) -> Any:
+    """Return Triton's type."""
+    import triton.language as tl
+
+    return {FloatType.BF16: tl.bfloat16, FloatType.FP16: tl.float16}[float_type]
 
 
 def interpreted() -> bool:

@@ -1,0 +1,70 @@
+"""What NVIDIA's disassembly says of a kernel: its loops, and the instructions in them."""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+_INSTRUCTION = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(.*?);")
+_PREDICATE = re.compile(r"^@!?U?P\w+\s+")
+_TARGET = re.compile(r"0x([0-9a-f]+)")
+_WIDTH = re.compile(r"\.(\d+)\b")
+_GLOBAL_LOADS = ("LDG", "LDGSTS")
+_SPILLS = ("STL", "LDL")
+_WORD_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """The instructions of one loop, in order, without their predicates."""
+
+    body: tuple[str, ...]
+
+    def count(self, *names: str) -> int:
+        """Return how many instructions have one of *names*, whatever follows a dot in them."""
+        return sum(instruction.split()[0].split(".")[0] in names for instruction in self.body)
+
+    @property
+    def tensor_core(self) -> int:
+        """Matrix instructions."""
+        return sum("MMA" in instruction.split()[0] for instruction in self.body)
+
+    @property
+    def conversions(self) -> int:
+        """Conversions of integers to floats."""
+        return self.count("I2F", "I2FP")
+
+    def classes(self) -> Counter[str]:
+        """Return the instructions by name, without what follows a dot."""
+        return Counter(instruction.split()[0].split(".")[0] for instruction in self.body)
+
+    def widest_load_bytes(self) -> int:
+        """Return the widest access to global memory."""
+        loads = [text.split()[0] for text in self.body if text.split()[0].split(".")[0] in _GLOBAL_LOADS]
+        widths = [int(found[-1]) // 8 if (found := _WIDTH.findall(name)) else _WORD_BYTES for name in loads]
+        return max(widths, default=0)
+
+
+def parse_loops(sass: str) -> list[Loop]:
+    """Return the loops of a kernel, in the order of their ends: each is closed by a branch backwards."""
+    found = [(int(address, 16), text) for address, text in _INSTRUCTION.findall(sass)]
+    place = {address: index for index, (address, _) in enumerate(found)}
+    loops = []
+    for index, (_, text) in enumerate(found):
+        plain = _PREDICATE.sub("", text)
+        target = _TARGET.search(plain) if plain.startswith("BRA") else None
+        start = place.get(int(target[1], 16)) if target else None
+        if start is not None and start < index:
+            loops.append(Loop(tuple(_PREDICATE.sub("", line) for _, line in found[start : index + 1])))
+    return loops
+
+
+def main_loop(loops: Sequence[Loop]) -> Loop | None:
+    """Return the loop that most tokens go through: of those with matrix products, the one that spends least on each."""
+    working = [loop for loop in loops if loop.tensor_core]
+    return min(working, key=lambda loop: len(loop.body) / loop.tensor_core, default=None)
+
+
+def spills(sass: str) -> int:
+    """Return how many instructions move registers to or from memory for want of them."""
+    return sum(_PREDICATE.sub("", text).split(".")[0].split()[0] in _SPILLS for _, text in _INSTRUCTION.findall(sass))
