@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from kvplan_kernels.append import gpu as gpu_append
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.cases import Case, Data, Tables, covering_cases
@@ -27,6 +28,7 @@ pytestmark = [
 COST_MAX = 60_000
 """Query rows times tokens times sequences: what the interpreter takes a second for."""
 STEP = 5
+TOKENS_MAX, SEQUENCES_MAX = 300, 4
 CLASSES = (
     *(Case(format=name, lengths=(300, 41), head_dim=128) for name in ("bf16", "int8", "int4", "int2", "k8v4", "k2v8")),
     *(Case(format=f"k4v4-g{group}-r20-s4", lengths=(333,), head_dim=128) for group in (32, 64, 128)),
@@ -63,6 +65,44 @@ def test_decode_agrees(case: Case, assert_decode_agrees: Callable[..., None]) ->
     found = gpu.decode(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
     assert found.output.shape == definition.output.shape
     assert_decode_agrees(case, inputs, found, definition, "triton", "triton")
+
+
+def copied(cache: LayerCache) -> LayerCache:
+    return replace(cache, pages=cache.pages.clone(), ring=cache.ring.clone(), sinks=cache.sinks.clone())
+
+
+def appended() -> list[Case]:
+    covering = [replace(case, received=False) for case in covering_cases()[2::STEP]]
+    few = [case for case in covering if sum(case.lengths) <= TOKENS_MAX and len(case.lengths) <= SEQUENCES_MAX]
+    short = [replace(case, lengths=tuple(min(length, 200) for length in case.lengths)) for case in CLASSES]
+    return [*short, *few]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in appended()])
+def test_append_leaves_the_same_bytes(case: Case) -> None:
+    inputs = make_inputs(case, Order.ROWS)
+    cache = copied(inputs.cache)
+    for batch, key, value, counts in inputs.appends():
+        poisoned = append(inputs.cache, batch, key, value, counts)
+        assert gpu_append.append(cache, batch, key, value, counts) == poisoned
+        for name in ("pages", "ring", "sinks"):
+            assert torch.equal(getattr(cache, name), getattr(inputs.cache, name)), name
+
+
+@pytest.mark.parametrize("name", ["int8", "k2v4-g32", "kivi-k4v2-g32-r16"])
+@pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 1e38])
+def test_poison_is_counted_and_stored_alike(name: str, number: float) -> None:
+    layout = KVLayout(format=parse(name), kv_heads=2, head_dim=72, block_tokens=32, order=Order.ROWS)
+    generator = torch.Generator().manual_seed(3)
+    key, value = (torch.randn(100, 2, 72, generator=generator).bfloat16() for _ in range(2))
+    key.view(-1)[torch.randint(key.numel(), (4,), generator=generator)] = number
+    value.view(-1)[torch.randint(key.numel(), (4,), generator=generator)] = number
+    table = torch.arange(layout.blocks(100), dtype=torch.int32)[None]
+    one = torch.ones(1, dtype=torch.int32)
+    batch = Batch(block_tables=table, slots=0 * one, lengths=0 * one)
+    expected, found = (LayerCache.allocate(layout, blocks=layout.blocks(100), slots=1) for _ in range(2))
+    assert gpu_append.append(found, batch, key, value, 100 * one) == append(expected, batch, key, value, 100 * one) > 0
+    assert torch.equal(found.pages, expected.pages)
 
 
 @pytest.mark.parametrize(("splits", "tokens"), [(1, 100), (2, 300), (5, 1500)])

@@ -4,9 +4,10 @@ from typing import Final, Protocol
 
 from torch import Tensor
 
-from kvplan_kernels.append import cpu, reference
+from kvplan_kernels.append import cpu, gpu, reference
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.cases import all_cases
+from kvplan_kernels.gpu import targets
 from kvplan_kernels.native import loader
 from kvplan_kernels.op import Implementation, Op, nothing_missing
 
@@ -24,6 +25,7 @@ APPEND: Final[Op[AppendCall]] = Op(
     implementations={
         "reference": Implementation(call=reference.append, missing=nothing_missing),
         "cpu": Implementation(call=cpu.append, missing=loader.missing),
+        "triton": Implementation(call=gpu.append, missing=targets.missing),
     },
     cases=all_cases,
 )

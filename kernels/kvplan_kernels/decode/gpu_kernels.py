@@ -12,7 +12,7 @@ tokens J * r + j.
 import triton
 import triton.language as tl
 
-from kvplan_kernels.gpu.floats import narrow, product
+from kvplan_kernels.gpu.floats import narrow, product, widen
 from kvplan_kernels.gpu.unpack import unpack
 
 LOWEST = tl.constexpr(-1e30)
@@ -46,7 +46,7 @@ def operand_type(float_type, bits):
 def query_unit(query, valid, D: tl.constexpr, DP: tl.constexpr):
     """Return the largest magnitude of all rows, at least a little: what fp16 operands are divided by."""
     d = tl.arange(0, DP)[:, None]
-    x = tl.load(query[None, :] + d, mask=valid[None, :] & (d < D), other=0.0).to(tl.float32)
+    x = widen(tl.load(query[None, :] + d, mask=valid[None, :] & (d < D), other=0.0))
     return tl.maximum(tl.max(tl.max(tl.abs(x), 0), 0), LEAST_UNIT)
 
 
@@ -57,7 +57,7 @@ def query_planes(query, unit, valid, PLANES: tl.constexpr, WIDTH: tl.constexpr, 
     i = tl.arange(0, PADDED)[:, None]
     for k in tl.static_range(PLANES):
         mask = valid[None, :] & (i < WIDTH)
-        x = tl.load(query[None, :] + k * WIDTH + i, mask=mask, other=0.0).to(tl.float32)
+        x = widen(tl.load(query[None, :] + k * WIDTH + i, mask=mask, other=0.0))
         found = found + (x / unit,)
     return found
 
@@ -76,7 +76,7 @@ def rests(planes, operands, TYPE: tl.constexpr, COUNT: tl.constexpr):
     """Return what rounding to TYPE took from *planes*, in that type."""
     found = ()
     for k in tl.static_range(COUNT):
-        found = found + (narrow(planes[k] - operands[k].to(tl.float32), TYPE),)
+        found = found + (narrow(planes[k] - widen(operands[k]), TYPE),)
     return found
 
 
@@ -85,7 +85,7 @@ def row_sums(planes, COUNT: tl.constexpr):
     """Return the sum of each row over each plane, float32 [rows]."""
     found = ()
     for k in tl.static_range(COUNT):
-        found = found + (tl.sum(planes[k].to(tl.float32), 0),)
+        found = found + (tl.sum(widen(planes[k]), 0),)
     return found
 
 
@@ -138,7 +138,7 @@ def dequantized(
     """Return one plane's values, where its channels belong to several groups."""
     BITS: tl.constexpr = T.bits
     OFFSET: tl.constexpr = 1024.0 if BITS == 8 else 128.0
-    codes = unpack(words, SHIFT, BITS, ASM).to(tl.float32) - OFFSET
+    codes = widen(unpack(words, SHIFT, BITS, ASM)) - OFFSET
     channel = k * T.width + tl.arange(0, T.padded)
     group = tl.minimum(channel // T.group, T.groups - 1)
     at = slab + in_page
@@ -251,7 +251,7 @@ def fold_channels(
     for k in tl.static_range(PLANES):
         operand = narrow(scaled[k] / unit, TYPE)
         operands = operands + (operand,)
-        sums = sums + (tl.sum(operand.to(tl.float32), 0),)
+        sums = sums + (tl.sum(widen(operand), 0),)
         bias -= sums[k] * unit * MIDDLE
     return operands, sums, unit * factor, bias * factor
 
@@ -308,15 +308,15 @@ def weigh(acc, weight, value, PARTS: tl.constexpr, TYPE: tl.constexpr):
     operand = narrow(weight, TYPE)
     acc = product(value, operand, acc)
     if PARTS == 2:
-        acc = product(value, narrow(weight - operand.to(tl.float32), TYPE), acc)
+        acc = product(value, narrow(weight - widen(operand), TYPE), acc)
     return acc
 
 
 @triton.jit
 def add_finite(acc, weight, seen, value, PARTS: tl.constexpr, TYPE: tl.constexpr):
     """Add weights times *value* [channels, tokens]: one that is not finite makes NaN of the rows that see its token."""
-    finite = (tl.abs(value.to(tl.float32)) < float("inf")).to(tl.int1)
-    acc = weigh(acc, weight, tl.where(finite, value, 0.0).to(TYPE), PARTS, TYPE)
+    finite = (tl.abs(widen(value)) < float("inf")).to(tl.int1)
+    acc = weigh(acc, weight, narrow(tl.where(finite, widen(value), 0.0), TYPE), PARTS, TYPE)
     if tl.min(tl.min(finite.to(tl.int32), 1), 0) == 0:
         bad = tl.where(finite, 0.0, 1.0).to(tl.float16)
         reached = product(bad, seen.to(tl.float16), tl.zeros(acc.shape, tl.float32))

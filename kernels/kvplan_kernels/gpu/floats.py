@@ -1,6 +1,6 @@
-"""16-bit floats, rounded and multiplied alike on a device and in Triton's interpreter.
+"""16-bit floats, rounded, widened and multiplied alike on a device and in Triton's interpreter.
 
-The interpreter truncates to bf16, and multiplies bf16 as integers.
+The interpreter truncates to bf16, takes bf16 below its least normal number for others, and multiplies bf16 as integers.
 """
 
 import triton
@@ -15,11 +15,20 @@ _INTERPRETED = tl.constexpr(interpreted())
 def narrow(x, TYPE: tl.constexpr):
     """Return float32 *x* in a 16-bit type, rounded to the nearest, ties to even."""
     if _INTERPRETED and TYPE == tl.bfloat16:
-        bits = x.to(tl.int32, bitcast=True)
-        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)).to(tl.float32, bitcast=True)
-        return tl.where(x == x, nearest, x).to(tl.bfloat16)
+        bits = x.to(tl.uint32, bitcast=True)
+        nearest = (bits + 0x7FFF + ((bits >> 16) & 1)) >> 16
+        return tl.where(x == x, nearest, (bits >> 16) | 0x40).to(tl.uint16).to(tl.bfloat16, bitcast=True)
     else:
         return x.to(TYPE)
+
+
+@triton.jit
+def widen(x):
+    """Return *x* of any float type as float32, which holds it exactly."""
+    if _INTERPRETED and x.dtype == tl.bfloat16:
+        return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
+    else:
+        return x.to(tl.float32)
 
 
 @triton.jit
@@ -29,6 +38,6 @@ def product(a, b, acc):
     As float32 nothing is lost: no product of two 16-bit operands is rounded in 32 bits.
     """
     if _INTERPRETED:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
+        return tl.dot(widen(a), widen(b), acc, input_precision="ieee")
     else:
         return tl.dot(a, b, acc)

@@ -1,0 +1,86 @@
+"""Append in Triton, on a GPU, or in Triton's interpreter."""
+
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.cache import TORCH_FLOAT, Batch, LayerCache
+from kvplan_kernels.calls import FLOAT_TYPES, check_buffers
+from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.gpu import targets
+from kvplan_kernels.gpu.geometry import TensorGeometry, geometry
+from kvplan_kernels.layout import ceil_div
+
+PAGE_TILE: Final = 32
+REST_TILE: Final = 16
+
+
+def append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int:
+    """Store new tokens, quantizing those that leave the residual; `reference.append` defines it.
+
+    Block tables, slots, lengths and counts are taken as they are; only the number of poisoned groups is read back.
+
+    Args:
+        cache: As in the definition, like all that follow, on the GPU.
+        batch: As in the definition.
+        key: As in the definition; any strides.
+        value: As key.
+        counts: As in the definition.
+    """
+    poisons = torch.zeros(1, dtype=torch.int32, device=cache.pages.device)
+    append_counting(cache, batch, key, value, counts, poisons)
+    return int(poisons.item())
+
+
+def append_counting(
+    cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, poisons: Tensor
+) -> None:
+    """Store new tokens as `append` does, and add the poisoned groups to *poisons*, int32 [1]: nothing is read back."""
+    check_buffers(cache, batch)
+    _check_tokens(cache, batch, key, value, counts)
+    targets.target(cache.pages.device)
+    if not batch.lengths.shape[0] or not key.shape[0]:
+        return
+    g, layout = geometry(cache.layout), cache.layout
+    starts = (counts.cumsum(0) - counts).to(torch.int32)
+    for new, tensor, capacity in (
+        (key, g.keys, layout.key_ring_tokens),
+        (value, g.values, layout.value_ring_tokens),
+    ):
+        _append(
+            cache, batch, new if new.stride(2) == 1 else new.contiguous(), counts, starts, poisons, tensor, capacity
+        )
+
+
+def _append(
+    cache: LayerCache, batch: Batch, new: Tensor, counts: Tensor, starts: Tensor, poisons: Tensor,
+    tensor: TensorGeometry, capacity: int,
+) -> None:  # fmt: skip
+    from kvplan_kernels.append import gpu_kernels  # Triton is slow to import, and not everywhere
+
+    kernels: Any = gpu_kernels
+    g, dtype = geometry(cache.layout), TORCH_FLOAT[cache.layout.float_type]
+    pairs, tokens = batch.lengths.shape[0] * g.kv_heads, new.shape[0]
+    pages, ring, sinks = cache.pages.view(-1), cache.ring.view(-1).view(dtype), cache.sinks.view(-1).view(dtype)
+    tile = tensor.group if tensor.channel else PAGE_TILE
+    float_type = targets.float_name(cache.layout.float_type)
+    kernels.append_pages[(pairs, ceil_div(tokens + capacity, tile) + 1)](
+        new, pages.view(torch.uint16), pages.view(torch.float16), pages.view(dtype), ring, batch.block_tables,
+        batch.slots, batch.lengths, counts, starts, poisons, new.stride(0), new.stride(1),
+        batch.block_tables.shape[1], G=g, T=tensor, TILE=tile, FLOAT=float_type, num_warps=4,
+    )  # fmt: skip
+    kernels.append_rest[(pairs, ceil_div(tokens, REST_TILE))](
+        new, ring, sinks, batch.slots, batch.lengths, counts, starts, new.stride(0), new.stride(1), G=g, T=tensor,
+        TILE=REST_TILE, FLOAT=float_type, num_warps=4,
+    )  # fmt: skip
+
+
+def _check_tokens(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> None:
+    """Refuse tensors of another shape or type; what the counts say is not looked at."""
+    shape = (key.shape[0], cache.layout.kv_heads, cache.layout.head_dim)
+    for name, tensor in (("key", key), ("value", value)):
+        if tensor.dtype not in FLOAT_TYPES or tuple(tensor.shape) != shape:
+            raise UnsupportedError(f"{name}: bf16, fp16 or fp32 {list(shape)} is needed, got {list(tensor.shape)}")
+    if counts.dtype != torch.int32 or tuple(counts.shape) != (batch.lengths.shape[0],):
+        raise UnsupportedError(f"counts: int32 [{batch.lengths.shape[0]}] is needed")
