@@ -1,7 +1,8 @@
-"""Break the C++ kernels on purpose, one fault at a time, and see that the kernel tests notice each.
+"""Break the kernels on purpose, one fault at a time, and see that the kernel tests notice each.
 
-Run with `make mutants`. Each fault is compiled into a copy of the package in a temporary folder, for one instruction
-set; the tests run against that copy. Exits 1 where a fault goes unnoticed, or where the tests fail without any.
+Run with `make mutants`. Each fault goes into a copy of the package in a temporary folder; the tests run against that
+copy, of the C++ compiled for one instruction set, of Triton in its interpreter. Exits 1 where a fault goes unnoticed,
+or where the tests fail without any.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from unittest import mock
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "kernels" / "kvplan_kernels"
-TESTS: Final = ("test_agreement.py", "test_hostile.py")
+NATIVE_TESTS: Final = ("test_agreement.py", "test_hostile.py")
+TRITON_TESTS: Final = ("test_triton.py",)
 NOTICED: Final = 1
 """pytest's exit status where a test failed; a crash is a negative one."""
 
@@ -30,7 +32,7 @@ class Mutant:
 
     Attributes:
         name: What is wrong.
-        file: The file in native/.
+        file: The file in the package; one of Python is one of Triton's kernels.
         before: Text of it, which stands there once.
         after: Its replacement.
     """
@@ -39,6 +41,11 @@ class Mutant:
     file: str
     before: str
     after: str
+
+    @property
+    def triton(self) -> bool:
+        """Whether it is a fault of a Triton kernel."""
+        return self.file.endswith(".py")
 
     def broken(self, source: str) -> str:
         """Return *source* with the fault; ValueError where its text is gone."""
@@ -50,93 +57,201 @@ class Mutant:
 MUTANTS: Final = (
     Mutant(
         name="codes near a tie are left to the reciprocal",
-        file="append.h",
+        file="native/append.h",
         before="fset(0.4999f)",
         after="fset(0.6f)",
     ),
     Mutant(
         name="a half word overwrites its neighbour",
-        file="append.h",
+        file="native/append.h",
         before="(both & 1 ? 0xffffu : 0) | (both & 2 ? 0xffff0000u : 0)",
         after="0xffffffffu",
     ),
     Mutant(
         name="the residual is overwritten before groups leave it",
-        file="append.h",
+        file="native/append.h",
         before="for (int pages = 1; pages >= 0; pages--)",
         after="for (int pages = 0; pages < 2; pages++)",
     ),
     Mutant(
         name="a minimum of -0 is kept",
-        file="append.h",
+        file="native/append.h",
         before="low = fadd(low, fzero());",
         after="",
     ),
     Mutant(
         name="a poisoned group keeps codes",
-        file="append.h",
+        file="native/append.h",
         before="m.coded = m.sound & ~fequal(m.scale, fzero());",
         after="m.coded = ALL & ~fequal(m.scale, fzero());",
     ),
     Mutant(
         name="queries see past the length",
-        file="decode_tasks.h",
+        file="native/decode_tasks.h",
         before="*last = kvplan_least(position + 1, s.batch->lengths[sequence]);",
         after="*last = kvplan_least(position + 1, s.batch->lengths[sequence] + 1);",
     ),
     Mutant(
         name="the window is one token too wide",
-        file="decode_tasks.h",
+        file="native/decode_tasks.h",
         before="position - s.call->window + 1",
         after="position - s.call->window",
     ),
     Mutant(
         name="the residual does not wrap",
-        file="decode_tasks.h",
+        file="native/decode_tasks.h",
         before="(token + j * LANES) % capacity * token_bytes",
         after="(token + j * LANES) * token_bytes",
     ),
     Mutant(
         name="chunks are merged without their maxima",
-        file="decode_tasks.h",
+        file="native/decode_tasks.h",
         before="weight = exp2_scalar(state[r] - most)",
         after="weight = 1.0f",
     ),
     Mutant(
         name="the logit without a value is forgotten",
-        file="decode_tasks.h",
+        file="native/decode_tasks.h",
         before="exp2_scalar(c.sink_logits[query_head] * LOG2_E - most) : 0.0f",
         after="0.0f : 0.0f",
     ),
     Mutant(
         name="operands keep 8 bits of 16",
-        file="vectors.h",
+        file="native/vectors.h",
         before="OPERAND_MOST = 32512.0f",
         after="OPERAND_MOST = 127.0f",
     ),
     Mutant(
         name="operands of the last token group are used for the next",
-        file="decode.h",
+        file="native/decode.h",
         before="if (rows.channel_group != group)",
         after="if (!rows.channel_group)",
     ),
     Mutant(
         name="minima beyond the last token are multiplied by 0",
-        file="decode.h",
+        file="native/decode.h",
         before="y0 = fselect(m0, y0, fzero());",
         after="",
     ),
     Mutant(
         name="the total is not scaled to a new maximum",
-        file="decode.h",
+        file="native/decode.h",
         before="F sum = fmul(fload(rows.total + r * LANES), fset(w.shrink[r]));",
         after="F sum = fload(rows.total + r * LANES);",
     ),
     Mutant(
         name="rows past the length are left as they were",
-        file="dequantize.h",
+        file="native/dequantize.h",
         before="memset(base + length * d.dim, 0, (d.call->tokens - length) * d.dim * 2);",
         after="",
+    ),
+    Mutant(
+        name="triton: splits are merged without their maxima",
+        file="decode/gpu_kernels.py",
+        before="out = tl.sum(parts * factor[:, None], 0)",
+        after="out = tl.sum(parts, 0)",
+    ),
+    Mutant(
+        name="triton: the weight is not scaled to a new maximum",
+        file="decode/gpu_kernels.py",
+        before="total = total * shrink",
+        after="total = total",
+    ),
+    Mutant(
+        name="triton: the last tiles belong to no split",
+        file="decode/gpu_kernels.py",
+        before="share = tl.cdiv(tl.maximum(tiles, 0), splits)",
+        after="share = tl.maximum(tiles, 0) // splits",
+    ),
+    Mutant(
+        name="triton: two splits share a token",
+        file="decode/gpu_kernels.py",
+        before="hi = tl.minimum(tl.minimum(lo + share * BN, both), seen_last)",
+        after="hi = tl.minimum(tl.minimum(lo + share * BN + 1, both), seen_last)",
+    ),
+    Mutant(
+        name="triton: a page ends one token early",
+        file="decode/gpu_kernels.py",
+        before="page = tl.load(table + token // G.block, mask=token < limit, other=0)",
+        after="page = tl.load(table + (token + 1) // G.block, mask=token + 1 < limit, other=0)",
+    ),
+    Mutant(
+        name="triton: the zero of K is one off",
+        file="decode/gpu_kernels.py",
+        before="score = score - (OFFSET * total)[None, :]",
+        after="score = score - ((OFFSET + 1.0) * total)[None, :]",
+    ),
+    Mutant(
+        name="triton: the zero of V is one off",
+        file="decode/gpu_kernels.py",
+        before="offset = OFFSET / ONES * tl.sum",
+        after="offset = (OFFSET + 1.0) / ONES * tl.sum",
+    ),
+    Mutant(
+        name="triton: sums keep the unit of smaller scales",
+        file="decode/gpu_kernels.py",
+        before="factor = shrink * (units[g] / unit)",
+        after="factor = shrink",
+    ),
+    Mutant(
+        name="triton: the residual does not wrap",
+        file="decode/gpu_kernels.py",
+        before="T.ring + (token % T.capacity) * G.head_dim",
+        after="T.ring + token * G.head_dim",
+    ),
+    Mutant(
+        name="triton: the window is one token too wide",
+        file="decode/gpu_kernels.py",
+        before="position - window + 1",
+        after="position - window",
+    ),
+    Mutant(
+        name="triton: keys that wait for their values begin one late",
+        file="decode/gpu_kernels.py",
+        before="both // BN * BN, both, key_paged",
+        after="both // BN * BN, both + 1, key_paged",
+    ),
+    Mutant(
+        name="triton: the logit without a value is forgotten",
+        file="decode/gpu_kernels.py",
+        before="extra = tl.exp2(logit - most)",
+        after="extra = 0.0",
+    ),
+    Mutant(
+        name="triton: what a row does not see may make it NaN",
+        file="decode/gpu_kernels.py",
+        before="lifted = tl.where(seen, lifted, 0.0)",
+        after="lifted = lifted",
+    ),
+    Mutant(
+        name="triton: a word's other token loses its bits",
+        file="append/gpu_kernels.py",
+        before="packed |= old & kept",
+        after="packed |= 0 * (old & kept)",
+    ),
+    Mutant(
+        name="triton: ties are rounded up",
+        file="append/gpu_kernels.py",
+        before="(tl.math.div_rn(lifted, step) + NEAREST) - NEAREST",
+        after="tl.floor(tl.math.div_rn(lifted, step) + 0.5)",
+    ),
+    Mutant(
+        name="triton: a minimum of -0 is kept",
+        file="append/gpu_kernels.py",
+        before="low = low + 0.0",
+        after="low = low",
+    ),
+    Mutant(
+        name="triton: tokens in pages stay in the residual too",
+        file="append/gpu_kernels.py",
+        before="token >= paged_tokens(after, T)",
+        after="token >= paged_tokens(before, T)",
+    ),
+    Mutant(
+        name="triton: a NaN is not seen",
+        file="append/gpu_kernels.py",
+        before="return minimum, scale, (nan > 0) | (sound == 0)",
+        after="return minimum, scale, sound == 0",
     ),
 )
 
@@ -151,12 +266,16 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="kvplan-mutants-") as folder:
         copy = Path(folder)
         shutil.copytree(PACKAGE, copy / PACKAGE.name, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-        say(f"no fault ({isa}) ... ")
-        build(copy, flags)
-        if status := run_tests(copy):
-            say(f"tests exit with {status}: mend them first\n")
-            return 1
-        say("passes\n")
+        for what, tests in ((f"C++, {isa}", NATIVE_TESTS), ("Triton", TRITON_TESTS)):
+            if not any(mutant.triton == (tests is TRITON_TESTS) for mutant in chosen):
+                continue
+            say(f"no fault ({what}) ... ")
+            if tests is NATIVE_TESTS:
+                build(copy, flags)
+            if status := run_tests(copy, tests):
+                say(f"tests exit with {status}: mend them first\n")
+                return 1
+            say("passes\n")
         unnoticed = [mutant.name for mutant in chosen if not noticed(mutant, copy, flags)]
     say(f"{len(chosen) - len(unnoticed)} of {len(chosen)} faults noticed\n")
     return 1 if unnoticed else 0
@@ -192,9 +311,9 @@ def build(copy: Path, flags: list[str]) -> None:
     subprocess.run([compiler, "-shared", *objects, "-o", str(library)], check=True)
 
 
-def run_tests(copy: Path) -> int:
+def run_tests(copy: Path, names: tuple[str, ...]) -> int:
     """Return the exit status of the kernel tests against the package in *copy*."""
-    tests = [str(Path(__file__).parent / name) for name in TESTS]
+    tests = [str(Path(__file__).parent / name) for name in names]
     environment = {**os.environ, "PYTHONPATH": str(copy), "OMP_NUM_THREADS": "1"}
     environment.pop("KVPLAN_CPU_VARIANT", None)
     where = subprocess.run(
@@ -213,13 +332,14 @@ def run_tests(copy: Path) -> int:
 
 def noticed(mutant: Mutant, copy: Path, flags: list[str]) -> bool:
     """Return whether the tests fail with *mutant*, and say so."""
-    path = copy / PACKAGE.name / "native" / mutant.file
+    path = copy / PACKAGE.name / mutant.file
     whole = path.read_text(encoding="utf-8")
     say(f"{mutant.name} ... ")
     path.write_text(mutant.broken(whole), encoding="utf-8")
     try:
-        build(copy, flags)
-        status = run_tests(copy)
+        if not mutant.triton:
+            build(copy, flags)
+        status = run_tests(copy, TRITON_TESTS if mutant.triton else NATIVE_TESTS)
     finally:
         path.write_text(whole, encoding="utf-8")
     say("noticed\n" if status == NOTICED else f"crashed ({status})\n" if status < 0 else f"UNNOTICED ({status})\n")
