@@ -8,8 +8,9 @@ from random import Random
 import pytest
 from hypothesis import settings
 
-# Before anything imports Triton: without a GPU its kernels run in its interpreter.
-os.environ.setdefault("TRITON_INTERPRET", "1")
+# Before anything imports Triton: but for `make test-gpu`, its kernels run in its interpreter.
+if "KVPLAN_TEST_GPU" not in os.environ:
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 from kvplan.core.records import (
     Cell,

@@ -1,5 +1,6 @@
-"""The Triton kernels in Triton's interpreter, against the reference."""
+"""The Triton kernels against the reference: in Triton's interpreter, or with KVPLAN_TEST_GPU every case on a GPU."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -7,23 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from kvplan_kernels.append import gpu as gpu_append
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
-from kvplan_kernels.cases import Case, Data, Tables, covering_cases
+from kvplan_kernels.cases import Case, Data, Tables, covering_cases, long_cases
 from kvplan_kernels.decode import gpu
 from kvplan_kernels.decode.reference import decode
+from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.gpu import targets, unpack
 from kvplan_kernels.inputs import Inputs, make_inputs
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.rows import plane_shifts
 
-pytestmark = [
-    pytest.mark.skipif(not targets.interpreted(), reason="the interpreter is switched on before Triton loads"),
-    pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value", "ignore:All-NaN slice"),
-]
+ON_GPU = "KVPLAN_TEST_GPU" in os.environ
+DEVICE = "cuda" if ON_GPU else "cpu"
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value", "ignore:All-NaN slice")
 
 COST_MAX = 60_000
 """Query rows times tokens times sequences: what the interpreter takes a second for."""
@@ -47,8 +49,45 @@ def cost(case: Case) -> int:
 
 
 def chosen() -> list[Case]:
+    if ON_GPU:
+        return [*CLASSES, *(replace(case, received=False) for case in (*covering_cases(), *long_cases()))]
     covering = [replace(case, received=False) for case in covering_cases()[::STEP]]
     return [*CLASSES, *(case for case in covering if cost(case) <= COST_MAX)]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _there_is_a_device() -> None:
+    assert targets.missing() is None, targets.missing()
+
+
+def moved(cache: LayerCache) -> LayerCache:
+    """Return a copy of *cache* on the device under test."""
+    pages, ring, sinks = (tensor.to(DEVICE, copy=True) for tensor in (cache.pages, cache.ring, cache.sinks))
+    return replace(cache, pages=pages, ring=ring, sinks=sinks)
+
+
+def moved_batch(batch: Batch) -> Batch:
+    return Batch(
+        block_tables=batch.block_tables.to(DEVICE), slots=batch.slots.to(DEVICE), lengths=batch.lengths.to(DEVICE)
+    )
+
+
+def decoded(
+    cache: LayerCache, batch: Batch, query: Tensor, options: AttentionOptions, **extras: Tensor | None
+) -> DecodeResult:
+    """Return what the device makes of a call, on the CPU."""
+    there = {name: None if tensor is None else tensor.to(DEVICE) for name, tensor in extras.items()}
+    found = gpu.decode(moved(cache), moved_batch(batch), query.to(DEVICE), options, **there)
+    return DecodeResult(output=found.output.cpu())
+
+
+def appended_to(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int:
+    """Append on the device, and bring the bytes back into *cache*."""
+    there = moved(cache)
+    poisoned = gpu_append.append(there, moved_batch(batch), key.to(DEVICE), value.to(DEVICE), counts.to(DEVICE))
+    for name in ("pages", "ring", "sinks"):
+        getattr(cache, name).copy_(getattr(there, name))
+    return poisoned
 
 
 def filled(case: Case) -> Inputs:
@@ -62,7 +101,7 @@ def test_decode_agrees(case: Case, assert_decode_agrees: Callable[..., None]) ->
     inputs = filled(case)
     extras = {"sink_logits": inputs.sink_logits, "positions": inputs.positions}
     definition = decode(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
-    found = gpu.decode(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
+    found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
     assert found.output.shape == definition.output.shape
     assert_decode_agrees(case, inputs, found, definition, "triton", "triton")
 
@@ -72,7 +111,7 @@ def copied(cache: LayerCache) -> LayerCache:
 
 
 def appended() -> list[Case]:
-    covering = [replace(case, received=False) for case in covering_cases()[2::STEP]]
+    covering = [replace(case, received=False) for case in covering_cases()[2 :: 1 if ON_GPU else STEP]]
     few = [case for case in covering if sum(case.lengths) <= TOKENS_MAX and len(case.lengths) <= SEQUENCES_MAX]
     short = [replace(case, lengths=tuple(min(length, 200) for length in case.lengths)) for case in CLASSES]
     return [*short, *few]
@@ -84,7 +123,7 @@ def test_append_leaves_the_same_bytes(case: Case) -> None:
     cache = copied(inputs.cache)
     for batch, key, value, counts in inputs.appends():
         poisoned = append(inputs.cache, batch, key, value, counts)
-        assert gpu_append.append(cache, batch, key, value, counts) == poisoned
+        assert appended_to(cache, batch, key, value, counts) == poisoned
         for name in ("pages", "ring", "sinks"):
             assert torch.equal(getattr(cache, name), getattr(inputs.cache, name)), name
 
@@ -101,7 +140,8 @@ def test_poison_is_counted_and_stored_alike(name: str, number: float) -> None:
     one = torch.ones(1, dtype=torch.int32)
     batch = Batch(block_tables=table, slots=0 * one, lengths=0 * one)
     expected, found = (LayerCache.allocate(layout, blocks=layout.blocks(100), slots=1) for _ in range(2))
-    assert gpu_append.append(found, batch, key, value, 100 * one) == append(expected, batch, key, value, 100 * one) > 0
+    expected_poison = append(expected, batch, key, value, 100 * one)
+    assert appended_to(found, batch, key, value, 100 * one) == expected_poison > 0
     assert torch.equal(found.pages, expected.pages)
 
 
@@ -110,7 +150,7 @@ def test_splits_meet_without_loss(splits: int, tokens: int, monkeypatch: pytest.
     inputs = filled(Case(format="int4", lengths=(tokens,), data=Data.SPREAD, head_dim=64))
     monkeypatch.setattr(gpu, "split_count", lambda *_: splits)
     definition = decode(inputs.cache, inputs.batch, inputs.query, inputs.options).output
-    found = gpu.decode(inputs.cache, inputs.batch, inputs.query, inputs.options).output
+    found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options).output
     torch.testing.assert_close(found, definition, rtol=0, atol=0.02)
 
 
@@ -133,7 +173,7 @@ def held(name: str, poison: tuple[int, int, int], *, keys: bool) -> tuple[LayerC
 def test_poison_reaches_who_sees_it_and_nobody_else(name: str, window: int | None, *, keys: bool) -> None:
     cache, batch, query = held(name, (78, 1, 5), keys=keys)
     options = AttentionOptions(scale=0.125, window=window)
-    definition, found = (call(cache, batch, query, options).output for call in (decode, gpu.decode))
+    definition, found = (call(cache, batch, query, options).output for call in (decode, decoded))
     assert torch.equal(found.isnan(), definition.isnan())
     assert definition.isnan().any() == (window is None or definition.isnan().any())
     torch.testing.assert_close(found, definition, rtol=0, atol=0.02, equal_nan=True)
