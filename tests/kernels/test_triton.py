@@ -29,6 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:i
 
 COST_MAX = 60_000
 """Query rows times tokens times sequences: what the interpreter takes a second for."""
+RECEIVED_COST_MAX = 8_000
 STEP = 5
 TOKENS_MAX, SEQUENCES_MAX = 300, 4
 CLASSES = (
@@ -38,6 +39,7 @@ CLASSES = (
     Case(format="kivi-paper", lengths=(127, 128, 129, 300), block_tokens=32),
     Case(format="int4", lengths=(700,), head_dim=80, gqa_ratio=5, queries=2, window=90, softcap=2.5, sink_logits=True),
     Case(format="k2v4-r1", lengths=(200, 0, 1, 2), tables=Tables.SHARED, positions=True, queries=3),
+    Case(format="kivi-k2v4-g32-r20-s21", lengths=(210, 5), queries=2, window=150, softcap=2.5, received=True),
     Case(format="int8", lengths=(1500,), data=Data.SPREAD, block_tokens=16),
     Case(format="int4", lengths=(1500,), data=Data.FLAT, block_tokens=256),
     Case(format="k8v8-g64", lengths=(500,), data=Data.OFFSET, head_dim=256, gqa_ratio=1, kv_heads=1),
@@ -50,9 +52,9 @@ def cost(case: Case) -> int:
 
 def chosen() -> list[Case]:
     if ON_GPU:
-        return [*CLASSES, *(replace(case, received=False) for case in (*covering_cases(), *long_cases()))]
-    covering = [replace(case, received=False) for case in covering_cases()[::STEP]]
-    return [*CLASSES, *(case for case in covering if cost(case) <= COST_MAX)]
+        return [*CLASSES, *covering_cases(), *long_cases()]
+    covering = [case for case in covering_cases()[::STEP] if cost(case) <= COST_MAX]
+    return [*CLASSES, *(replace(c, received=c.received and cost(c) <= RECEIVED_COST_MAX) for c in covering)]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -73,12 +75,18 @@ def moved_batch(batch: Batch) -> Batch:
 
 
 def decoded(
-    cache: LayerCache, batch: Batch, query: Tensor, options: AttentionOptions, **extras: Tensor | None
+    cache: LayerCache,
+    batch: Batch,
+    query: Tensor,
+    options: AttentionOptions,
+    *,
+    received: bool = False,
+    **extras: Tensor | None,
 ) -> DecodeResult:
     """Return what the device makes of a call, on the CPU."""
     there = {name: None if tensor is None else tensor.to(DEVICE) for name, tensor in extras.items()}
-    found = gpu.decode(moved(cache), moved_batch(batch), query.to(DEVICE), options, **there)
-    return DecodeResult(output=found.output.cpu())
+    found = gpu.decode(moved(cache), moved_batch(batch), query.to(DEVICE), options, received=received, **there)
+    return DecodeResult(output=found.output.cpu(), received=None if found.received is None else found.received.cpu())
 
 
 def appended_to(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int:
@@ -100,8 +108,8 @@ def filled(case: Case) -> Inputs:
 def test_decode_agrees(case: Case, assert_decode_agrees: Callable[..., None]) -> None:
     inputs = filled(case)
     extras = {"sink_logits": inputs.sink_logits, "positions": inputs.positions}
-    definition = decode(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
-    found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options, **extras)
+    definition = decode(inputs.cache, inputs.batch, inputs.query, inputs.options, received=case.received, **extras)
+    found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options, received=case.received, **extras)
     assert found.output.shape == definition.output.shape
     assert_decode_agrees(case, inputs, found, definition, "triton", "triton")
 
@@ -180,12 +188,9 @@ def test_poison_reaches_who_sees_it_and_nobody_else(name: str, window: int | Non
 
 
 def test_what_there_is_no_kernel_for_is_refused_with_the_reason() -> None:
-    inputs = filled(Case(format="int4", lengths=(20,)))
     lanes = make_inputs(Case(format="int4", lengths=(20,)))
     with pytest.raises(UnsupportedError, match="read codes in rows, the cache holds them in lanes"):
         gpu.decode(lanes.cache, lanes.batch, lanes.query, lanes.options)
-    with pytest.raises(UnsupportedError, match="attention that tokens received"):
-        gpu.decode(inputs.cache, inputs.batch, inputs.query, inputs.options, received=True)
 
 
 @pytest.mark.parametrize(

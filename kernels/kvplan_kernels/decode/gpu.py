@@ -10,10 +10,10 @@ from torch import Tensor
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import check_buffers, check_query
 from kvplan_kernels.decode.result import DecodeResult
-from kvplan_kernels.format import FloatType, UnsupportedError
+from kvplan_kernels.format import FloatType
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, ceil_div
 
 SPLIT_TOKENS_MIN: Final = 128
 ROWS_MAX: Final = 64
@@ -83,7 +83,8 @@ def decode(
 ) -> DecodeResult:
     """Return the attention of *query* over the tokens that each sequence holds; `reference.decode` defines it.
 
-    Nothing is read back from the device: block tables, slots and lengths are taken as they are.
+    Block tables, slots and lengths are taken as they are. Nothing is read back from the device, but for the longest
+    length where what tokens received is asked for.
 
     Args:
         cache: As in the definition, like all that follow, on the GPU.
@@ -96,15 +97,13 @@ def decode(
     """
     check_buffers(cache, batch)
     check_query(cache, batch, query, options, sink_logits, positions)
-    if received:
-        raise UnsupportedError("the Triton decode does not return the attention that tokens received")
     target = targets.target(cache.pages.device)
     g, form = geometry(cache.layout), cache.layout.format
     sequences, queries, heads, _ = query.shape
     query = query if query.stride(3) == 1 else query.contiguous()
     output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
     if not sequences:
-        return DecodeResult(output=output)
+        return DecodeResult(output=output, received=torch.zeros(0, heads, 0) if received else None)
     ratio = heads // g.kv_heads
     rows, tiles = queries * ratio, tiling(g, queries * ratio)
     row_blocks = math.ceil(rows / tiles.rows)
@@ -120,24 +119,42 @@ def decode(
     from kvplan_kernels.decode import gpu_kernels  # Triton is slow to import, and not everywhere
 
     kernels: Any = gpu_kernels
-    kernels.decode_split[(pairs, all_splits, row_blocks)](
+    row_maxima, row_totals = (torch.empty(pairs * rows, dtype=torch.float32, device=query.device) for _ in range(2))
+    strides = (query.stride(0), query.stride(1), query.stride(2), batch.block_tables.shape[1])
+    scale = options.scale / options.softcap if options.softcap else options.scale * LOG2_E
+    held = (
         query, *_views(cache), batch.block_tables, batch.slots, batch.lengths,
-        batch.lengths if positions is None else positions.contiguous(), outputs, weights, maxima,
-        query.stride(0), query.stride(1), query.stride(2), batch.block_tables.shape[1], queries, ratio, rows,
-        options.window or 0, options.scale / options.softcap if options.softcap else options.scale * LOG2_E,
-        options.softcap or 0.0, splits, all_splits,
-        G=g, ROWS=tiles.rows, BN=tiles.tokens, BN_FLOAT=FLOAT_TILE,
-        PARTS=_parts(query.dtype, TORCH_FLOAT[cache.layout.float_type]),
-        CODE_PARTS=_parts(query.dtype, _operand_type(g, cache)), FLOAT=targets.float_name(cache.layout.float_type),
-        CAPPED=options.softcap is not None, HAS_POSITIONS=positions is not None, MIDDLE=middle, ASM=target.asm,
-        PIPELINE=tiles.stages, num_warps=tiles.warps,
+        batch.lengths if positions is None else positions.contiguous(),
+    )  # fmt: skip
+    compiled_for = {
+        "G": g, "BN": tiles.tokens, "BN_FLOAT": FLOAT_TILE,
+        "PARTS": _parts(query.dtype, TORCH_FLOAT[cache.layout.float_type]),
+        "CODE_PARTS": _parts(query.dtype, _operand_type(g, cache)),
+        "FLOAT": targets.float_name(cache.layout.float_type), "CAPPED": options.softcap is not None,
+        "HAS_POSITIONS": positions is not None, "ASM": target.asm,
+    }  # fmt: skip
+    kernels.decode_split[(pairs, all_splits, row_blocks)](
+        *held, outputs, weights, maxima, *strides, queries, ratio, rows, options.window or 0, scale,
+        options.softcap or 0.0, splits, all_splits, ROWS=tiles.rows, MIDDLE=middle, PIPELINE=tiles.stages,
+        num_warps=tiles.warps, **compiled_for,
     )  # fmt: skip
     kernels.decode_merge[(pairs, rows)](
-        outputs, weights, maxima, output if sink_logits is None else sink_logits.contiguous(), output, queries, ratio,
-        rows, G=g, SPLITS=all_splits, SPLITS_PADDED=padded_size(all_splits), HAS_SINK_LOGITS=sink_logits is not None,
-        num_warps=4,
+        outputs, weights, maxima, output if sink_logits is None else sink_logits.contiguous(), output, row_maxima,
+        row_totals, queries, ratio, rows, G=g, SPLITS=all_splits, SPLITS_PADDED=padded_size(all_splits),
+        HAS_SINK_LOGITS=sink_logits is not None, num_warps=4,
     )  # fmt: skip
-    return DecodeResult(output=output)
+    if not received:
+        return DecodeResult(output=output)
+    tokens = int(batch.lengths.max())
+    share = torch.zeros(sequences, heads, tokens, dtype=torch.float32, device=query.device)
+    page_tiles, ring_tiles = ceil_div(tokens, tiles.tokens), ceil_div(cache.layout.key_ring_tokens, FLOAT_TILE)
+    sink_tiles = ceil_div(form.sink_tokens, FLOAT_TILE)
+    kernels.decode_received[(pairs, page_tiles + ring_tiles + sink_tiles)](
+        *held, row_maxima, row_totals, share, *strides, queries, ratio, options.window or 0, scale,
+        options.softcap or 0.0, tokens, page_tiles, ring_tiles, ROWS=padded_size(ratio, ROWS_MIN), num_warps=4,
+        **compiled_for,
+    )  # fmt: skip
+    return DecodeResult(output=output, received=share)
 
 
 def _views(cache: LayerCache) -> tuple[Tensor, ...]:
