@@ -148,8 +148,8 @@ MUTANTS: Final = (
     Mutant(
         name="triton: splits are merged without their maxima",
         file="decode/gpu_kernels.py",
-        before="out = tl.sum(parts * factor[:, None], 0)",
-        after="out = tl.sum(parts, 0)",
+        before="out += tl.sum(parts * factor[:, None], 0)",
+        after="out += tl.sum(parts, 0)",
     ),
     Mutant(
         name="triton: the weight is not scaled to a new maximum",
@@ -184,8 +184,8 @@ MUTANTS: Final = (
     Mutant(
         name="triton: the zero of V is one off",
         file="decode/gpu_kernels.py",
-        before="offset = OFFSET / ONES * tl.sum",
-        after="offset = (OFFSET + 1.0) / ONES * tl.sum",
+        before="operand.shape[0]], -OFFSET, tl.float32)",
+        after="operand.shape[0]], 1.0 - OFFSET, tl.float32)",
     ),
     Mutant(
         name="triton: sums keep the unit of smaller scales",
@@ -202,8 +202,8 @@ MUTANTS: Final = (
     Mutant(
         name="triton: the window is one token too wide",
         file="decode/gpu_kernels.py",
-        before="position - window + 1",
-        after="position - window",
+        before="tl.maximum(position - window + 1, 0), 0)\n    blind",
+        after="tl.maximum(position - window, 0), 0)\n    blind",
     ),
     Mutant(
         name="triton: keys that wait for their values begin one late",

@@ -13,7 +13,7 @@ from torch import Tensor
 from kvplan_kernels.append import gpu as gpu_append
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
-from kvplan_kernels.cases import Case, Data, Tables, covering_cases, long_cases
+from kvplan_kernels.cases import Case, Data, Tables, all_cases, covering_cases
 from kvplan_kernels.decode import gpu
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.decode.result import DecodeResult
@@ -27,11 +27,11 @@ ON_GPU = "KVPLAN_TEST_GPU" in os.environ
 DEVICE = "cuda" if ON_GPU else "cpu"
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:invalid value", "ignore:All-NaN slice")
 
-COST_MAX = 60_000
+COST_MAX = 30_000
 """Query rows times tokens times sequences: what the interpreter takes a second for."""
-RECEIVED_COST_MAX = 8_000
-STEP = 5
-TOKENS_MAX, SEQUENCES_MAX = 300, 4
+RECEIVED_COST_MAX = 5_000
+STEP = 16
+TOKENS_MAX, SEQUENCES_MAX = 120, 3
 CLASSES = (
     *(Case(format=name, lengths=(300, 41), head_dim=128) for name in ("bf16", "int8", "int4", "int2", "k8v4", "k2v8")),
     *(Case(format=f"k4v4-g{group}-r20-s4", lengths=(333,), head_dim=128) for group in (32, 64, 128)),
@@ -52,7 +52,7 @@ def cost(case: Case) -> int:
 
 def chosen() -> list[Case]:
     if ON_GPU:
-        return [*CLASSES, *covering_cases(), *long_cases()]
+        return [*CLASSES, *(case for case in all_cases() if not case.speed)]
     covering = [case for case in covering_cases()[::STEP] if cost(case) <= COST_MAX]
     return [*CLASSES, *(replace(c, received=c.received and cost(c) <= RECEIVED_COST_MAX) for c in covering)]
 
@@ -121,7 +121,7 @@ def copied(cache: LayerCache) -> LayerCache:
 def appended() -> list[Case]:
     covering = [replace(case, received=False) for case in covering_cases()[2 :: 1 if ON_GPU else STEP]]
     few = [case for case in covering if sum(case.lengths) <= TOKENS_MAX and len(case.lengths) <= SEQUENCES_MAX]
-    short = [replace(case, lengths=tuple(min(length, 200) for length in case.lengths)) for case in CLASSES]
+    short = [replace(case, lengths=tuple(min(length, 100) for length in case.lengths)) for case in CLASSES[::2]]
     return [*short, *few]
 
 
@@ -183,7 +183,8 @@ def test_poison_reaches_who_sees_it_and_nobody_else(name: str, window: int | Non
     options = AttentionOptions(scale=0.125, window=window)
     definition, found = (call(cache, batch, query, options).output for call in (decode, decoded))
     assert torch.equal(found.isnan(), definition.isnan())
-    assert definition.isnan().any() == (window is None or definition.isnan().any())
+    assert definition.isnan().any()
+    assert not definition.isnan().all()
     torch.testing.assert_close(found, definition, rtol=0, atol=0.02, equal_nan=True)
 
 
@@ -195,7 +196,13 @@ def test_what_there_is_no_kernel_for_is_refused_with_the_reason() -> None:
 
 @pytest.mark.parametrize(
     ("pairs", "tokens", "tile", "programs", "splits"),
-    [(8, 32768, 128, 264, 32), (512, 32768, 128, 264, 1), (8, 100, 128, 264, 1), (1, 1024, 128, 264, 8)],
+    [
+        (8, 32768, 128, 528, 64),
+        (528, 32768, 128, 528, 1),
+        (8, 100, 128, 528, 1),
+        (1, 1024, 128, 528, 8),
+        (136, 2048, 128, 528, 4),
+    ],
 )
 def test_the_fewest_splits_that_fill_the_device(pairs: int, tokens: int, tile: int, programs: int, splits: int) -> None:
     assert gpu.split_count(pairs, tokens, tile, programs) == splits

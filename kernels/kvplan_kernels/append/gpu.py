@@ -39,7 +39,8 @@ def append_counting(
     """Store new tokens as `append` does, and add the poisoned groups to *poisons*, int32 [1]: nothing is read back."""
     check_buffers(cache, batch)
     _check_tokens(cache, batch, key, value, counts)
-    targets.target(cache.pages.device)
+    target = targets.target(cache.pages.device)
+    targets.check_devices(cache.pages.device, cache.ring, cache.sinks, batch.lengths, key, value, counts, poisons)
     if not batch.lengths.shape[0] or not key.shape[0]:
         return
     g, layout = geometry(cache.layout), cache.layout
@@ -48,9 +49,9 @@ def append_counting(
         (key, g.keys, layout.key_ring_tokens),
         (value, g.values, layout.value_ring_tokens),
     ):
-        _append(
-            cache, batch, new if new.stride(2) == 1 else new.contiguous(), counts, starts, poisons, tensor, capacity
-        )
+        rows = new if new.stride(2) == 1 else new.contiguous()
+        with target.current():
+            _append(cache, batch, rows, counts, starts, poisons, tensor, capacity)
 
 
 def _append(
@@ -65,12 +66,12 @@ def _append(
     pages, ring, sinks = cache.pages.view(-1), cache.ring.view(-1).view(dtype), cache.sinks.view(-1).view(dtype)
     tile = tensor.group if tensor.channel else PAGE_TILE
     float_type = targets.float_name(cache.layout.float_type)
-    kernels.append_pages[(pairs, ceil_div(tokens + capacity, tile) + 1)](
+    kernels.append_pages[(ceil_div(tokens + capacity, tile) + 1, pairs)](
         new, pages.view(torch.uint16), pages.view(torch.float16), pages.view(dtype), ring, batch.block_tables,
         batch.slots, batch.lengths, counts, starts, poisons, new.stride(0), new.stride(1),
         batch.block_tables.shape[1], G=g, T=tensor, TILE=tile, FLOAT=float_type, num_warps=4,
     )  # fmt: skip
-    kernels.append_rest[(pairs, ceil_div(tokens, REST_TILE))](
+    kernels.append_rest[(ceil_div(tokens, REST_TILE), pairs)](
         new, ring, sinks, batch.slots, batch.lengths, counts, starts, new.stride(0), new.stride(1), G=g, T=tensor,
         TILE=REST_TILE, FLOAT=float_type, num_warps=4,
     )  # fmt: skip

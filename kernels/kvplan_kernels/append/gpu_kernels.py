@@ -84,12 +84,12 @@ def append_pages(
     CHANNEL: tl.constexpr = T.channel
     R: tl.constexpr = TILE // PLACES
     PADDED: tl.constexpr = T.padded
-    sequence = tl.program_id(0) // G.kv_heads
-    head = tl.program_id(0) % G.kv_heads
+    sequence = tl.program_id(1) // G.kv_heads
+    head = tl.program_id(1) % G.kv_heads
     before, after, to_sinks, _, _ = tokens_of(lengths, counts, sequence, G)
     first = paged_tokens(before, T)
     last = paged_tokens(after, T)
-    start = first // PLACES * PLACES + tl.program_id(1) * TILE
+    start = first // PLACES * PLACES + tl.program_id(0) * TILE
     if start < last:
         slot = tl.load(slots + sequence)
         first_row = tl.load(starts + sequence) + to_sinks
@@ -186,11 +186,11 @@ def append_rest(
 ):  # fmt: skip
     """Store one tile of the new tokens: those that go to the sinks, and those that stay in the residual."""
     BITS: tl.constexpr = T.bits
-    sequence = tl.program_id(0) // G.kv_heads
-    head = tl.program_id(0) % G.kv_heads
+    sequence = tl.program_id(1) // G.kv_heads
+    head = tl.program_id(1) % G.kv_heads
     before, after, to_sinks, held, count = tokens_of(lengths, counts, sequence, G)
-    n = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    if tl.program_id(1) * TILE < count:
+    n = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    if tl.program_id(0) * TILE < count:
         slot = tl.load(slots + sequence).to(tl.int64)
         d = tl.arange(0, G.padded)[None, :]
         mask = (n < count)[:, None] & (d < G.head_dim)

@@ -20,6 +20,7 @@ ROWS_MAX: Final = 64
 """Rows of one program; more are given to several, which read the cache again."""
 ROWS_MIN: Final = 8
 FLOAT_TILE: Final = 32
+MERGE_CHUNK: Final = 16
 LOG2_E: Final = 1.4426950408889634
 
 
@@ -48,11 +49,12 @@ def tiling(g: Geometry, rows: int) -> Tiling:
     tokens = 128 if g.quantized else 64
     if g.keys.channel:
         tokens = min(tokens, g.keys.group)
-    return Tiling(tokens=tokens, rows=min(ROWS_MAX, padded_size(rows, ROWS_MIN)), warps=2, stages=3)
+    padded = min(ROWS_MAX, padded_size(rows, ROWS_MIN))
+    return Tiling(tokens=tokens, rows=padded, warps=min(8, max(2, padded // 4)), stages=3)
 
 
 def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:
-    """Return into how many splits the tokens of each of *pairs* KV heads are cut: the fewest that fill the device.
+    """Return into how many splits the tokens of each of *pairs* KV heads are cut: so many that all slots are taken.
 
     Args:
         pairs: Sequences times KV heads times blocks of rows.
@@ -60,13 +62,13 @@ def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:
         tile: Tokens of a tile.
         programs: Programs that run at once.
 
-    >>> split_count(8, 32768, 128, 264)
-    32
-    >>> split_count(512, 32768, 128, 264)
+    >>> split_count(8, 32768, 128, 528)
+    64
+    >>> split_count(528, 32768, 128, 528)
     1
     """
     most = max(1, tokens // max(SPLIT_TOKENS_MIN, tile))
-    wanted = max(1, programs // max(1, pairs))
+    wanted = math.ceil(programs / max(1, pairs))
     share = math.ceil(math.ceil(tokens / tile) / min(wanted, most))
     return max(1, math.ceil(math.ceil(tokens / tile) / max(1, share)))
 
@@ -98,12 +100,13 @@ def decode(
     check_buffers(cache, batch)
     check_query(cache, batch, query, options, sink_logits, positions)
     target = targets.target(cache.pages.device)
+    targets.check_devices(cache.pages.device, cache.ring, cache.sinks, batch.lengths, query, sink_logits, positions)
     g, form = geometry(cache.layout), cache.layout.format
     sequences, queries, heads, _ = query.shape
     query = query if query.stride(3) == 1 else query.contiguous()
     output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
     if not sequences:
-        return DecodeResult(output=output, received=torch.zeros(0, heads, 0) if received else None)
+        return DecodeResult(output=output, received=output.new_zeros(0, heads, 0) if received else None)
     ratio = heads // g.kv_heads
     rows, tiles = queries * ratio, tiling(g, queries * ratio)
     row_blocks = math.ceil(rows / tiles.rows)
@@ -133,27 +136,29 @@ def decode(
         "FLOAT": targets.float_name(cache.layout.float_type), "CAPPED": options.softcap is not None,
         "HAS_POSITIONS": positions is not None, "ASM": target.asm,
     }  # fmt: skip
-    kernels.decode_split[(pairs, all_splits, row_blocks)](
-        *held, outputs, weights, maxima, *strides, queries, ratio, rows, options.window or 0, scale,
-        options.softcap or 0.0, splits, all_splits, ROWS=tiles.rows, MIDDLE=middle, PIPELINE=tiles.stages,
-        num_warps=tiles.warps, **compiled_for,
-    )  # fmt: skip
-    kernels.decode_merge[(pairs, rows)](
-        outputs, weights, maxima, output if sink_logits is None else sink_logits.contiguous(), output, row_maxima,
-        row_totals, queries, ratio, rows, G=g, SPLITS=all_splits, SPLITS_PADDED=padded_size(all_splits),
-        HAS_SINK_LOGITS=sink_logits is not None, num_warps=4,
-    )  # fmt: skip
+    with target.current():
+        kernels.decode_split[(pairs, all_splits, row_blocks)](
+            *held, outputs, weights, maxima, *strides, queries, ratio, rows, options.window or 0, scale,
+            options.softcap or 0.0, splits, all_splits, ROWS=tiles.rows, MIDDLE=middle, PIPELINE=tiles.stages,
+            num_warps=tiles.warps, **compiled_for,
+        )  # fmt: skip
+        kernels.decode_merge[(rows, pairs)](
+            outputs, weights, maxima, output if sink_logits is None else sink_logits.contiguous(), output, row_maxima,
+            row_totals, queries, ratio, rows, all_splits, G=g, CHUNK=MERGE_CHUNK,
+            HAS_SINK_LOGITS=sink_logits is not None, num_warps=4,
+        )  # fmt: skip
     if not received:
         return DecodeResult(output=output)
     tokens = int(batch.lengths.max())
     share = torch.zeros(sequences, heads, tokens, dtype=torch.float32, device=query.device)
     page_tiles, ring_tiles = ceil_div(tokens, tiles.tokens), ceil_div(cache.layout.key_ring_tokens, FLOAT_TILE)
     sink_tiles = ceil_div(form.sink_tokens, FLOAT_TILE)
-    kernels.decode_received[(pairs, page_tiles + ring_tiles + sink_tiles)](
-        *held, row_maxima, row_totals, share, *strides, queries, ratio, options.window or 0, scale,
-        options.softcap or 0.0, tokens, page_tiles, ring_tiles, ROWS=padded_size(ratio, ROWS_MIN), num_warps=4,
-        **compiled_for,
-    )  # fmt: skip
+    with target.current():
+        kernels.decode_received[(page_tiles + ring_tiles + sink_tiles, pairs)](
+            *held, row_maxima, row_totals, share, *strides, queries, ratio, options.window or 0, scale,
+            options.softcap or 0.0, tokens, page_tiles, ring_tiles, ROWS=padded_size(ratio, ROWS_MIN), num_warps=4,
+            **compiled_for,
+        )  # fmt: skip
     return DecodeResult(output=output, received=share)
 
 

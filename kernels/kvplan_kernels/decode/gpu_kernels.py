@@ -19,8 +19,10 @@ LOWEST = tl.constexpr(-1e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_UNIT = tl.constexpr(1e-30)
 FARTHEST = tl.constexpr(2147483647)
-ONES = tl.constexpr(16)
-"""Rows of ones that a matrix product sums operands with: cheaper than a sum across warps."""
+CENTRE = tl.constexpr(128.0)
+"""The middle of 8-bit codes."""
+HALF_WEIGHT = tl.constexpr(16384.0)
+"""What a weight of 1 is in fp16, so that weights down to 2^-38 are not lost."""
 
 
 @triton.jit
@@ -44,10 +46,14 @@ def operand_type(float_type, bits):
 
 @triton.jit
 def query_unit(query, valid, D: tl.constexpr, DP: tl.constexpr):
-    """Return the largest magnitude of all rows, at least a little: what fp16 operands are divided by."""
+    """Return the power of two that the largest magnitude of all rows has, at least a little.
+
+    fp16 operands are divided by it: nothing but what lies far below the largest loses a bit.
+    """
     d = tl.arange(0, DP)[:, None]
     x = widen(tl.load(query[None, :] + d, mask=valid[None, :] & (d < D), other=0.0))
-    return tl.maximum(tl.max(tl.max(tl.abs(x), 0), 0), LEAST_UNIT)
+    most = tl.maximum(tl.max(tl.max(tl.abs(x), 0), 0), LEAST_UNIT)
+    return (most.to(tl.int32, bitcast=True) & 0x7F800000).to(tl.float32, bitcast=True)
 
 
 @triton.jit
@@ -222,14 +228,13 @@ def fold_channels(
 ):
     """Fold the per-channel scales of a tile's group into the queries.
 
-    Returns the operands, their sums and unit, and what to add to a score: the part of the minima, and what rounding
-    took of codes at the middle of their range.
+    Returns the operands, what rounding them took as operands of their own, their sums and unit, and what the minima add
+    to a score. All channels of a row may be rounded the same way, so one operand would not be enough.
     """
     BITS: tl.constexpr = T.bits
     PLANES: tl.constexpr = T.planes
     WIDTH: tl.constexpr = T.width
     TYPE: tl.constexpr = operand_type(FLOAT, BITS)
-    MIDDLE: tl.constexpr = 0.5 * ((1 << BITS) - 1)
     i = tl.arange(0, T.padded)
     first = slab + (in_page // T.group) * G.head_dim
     scaled = ()
@@ -240,20 +245,22 @@ def fold_channels(
         scale = tl.load(meta + T.scale + first + k * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
         minimum = tl.load(meta + T.minimum + first + k * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
         x = planes[k] * scale[:, None]
-        bias += tl.sum(planes[k] * minimum[:, None] + x * MIDDLE, 0)
+        bias += tl.sum(planes[k] * minimum[:, None], 0)
         if TYPE == tl.float16:
             most = tl.maximum(most, tl.max(tl.abs(x), 0))
         scaled = scaled + (x,)
     if TYPE == tl.float16:
         unit = tl.maximum(tl.max(most, 0), LEAST_UNIT)
     operands = ()
+    low = ()
     sums = ()
     for k in tl.static_range(PLANES):
-        operand = narrow(scaled[k] / unit, TYPE)
+        x = scaled[k] / unit
+        operand = narrow(x, TYPE)
         operands = operands + (operand,)
-        sums = sums + (tl.sum(widen(operand), 0),)
-        bias -= sums[k] * unit * MIDDLE
-    return operands, sums, unit * factor, bias * factor
+        low = low + (narrow(x - widen(operand), TYPE),)
+        sums = sums + (tl.sum(x, 0),)
+    return operands, low, sums, unit * factor, bias * factor
 
 
 @triton.jit
@@ -304,7 +311,9 @@ def first_units(COUNT: tl.constexpr):
 
 @triton.jit
 def weigh(acc, weight, value, PARTS: tl.constexpr, TYPE: tl.constexpr):
-    """Add weights, rounded to PARTS operands, times *value* [channels, tokens]."""
+    """Add weights, rounded to PARTS operands, times *value* [channels, tokens]; in fp16 times HALF_WEIGHT as well."""
+    if TYPE == tl.float16:
+        weight = weight * HALF_WEIGHT
     operand = narrow(weight, TYPE)
     acc = product(value, operand, acc)
     if PARTS == 2:
@@ -341,50 +350,59 @@ def add_floats(
 
 @triton.jit
 def add_codes(
-    acc, minima, offsets, units, shrink, weight, seen, inside, words, meta, slab, in_page, PLACE: tl.constexpr,
+    acc, minima, units, shrink, weight, seen, inside, words, meta, slab, in_page, PLACE: tl.constexpr,
     G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Shrink the sums so far, and add weights times quantized values, their words given.
 
-    Returns the sums by plane, and by group of channels the sums of weights times minima, of operands, and the unit.
+    The offset of the codes comes off tile by tile: in the same sums, or for 8 bits, whose offset is eight times as
+    large, before them, together with half the range. So sums grow with the codes alone, and what a tensor core cuts off
+    does not add up over a long split.
+
+    Returns the sums by plane, and by group of channels the sums of weights times minima, and the unit.
     """
     BITS: tl.constexpr = T.bits
     PLANES: tl.constexpr = T.planes
     GROUPS: tl.constexpr = T.groups
+    OFFSET: tl.constexpr = 128.0
     PER_GROUP: tl.constexpr = PLANES // GROUPS
     TYPE: tl.constexpr = operand_type(FLOAT, BITS)
     WHOLE: tl.constexpr = T.whole
     new_acc = ()
     if WHOLE:
         new_minima = ()
-        new_offsets = ()
         new_units = ()
         for g in tl.static_range(GROUPS):
             place = slab + g * G.block + in_page
             scale = tl.load(meta + T.scale + place).to(tl.float32)
             minimum = tl.load(meta + T.minimum + place).to(tl.float32)
+            if BITS == 8:
+                minimum += CENTRE * scale
             unit = units[g]
             factor = shrink
             if BITS == 8:  # fp16 holds what is between a little and 1
                 unit = tl.maximum(unit, tl.max(tl.where(inside, scale, 0.0) if MASKED else scale, 0))
                 factor = shrink * (units[g] / unit)
-                scale = scale * (1.0 / unit)
+                scale = scale * (HALF_WEIGHT / unit)
             weighted = weight * scale[:, None]
             lifted = weight * minimum[:, None]
             if MASKED:  # a weight of 0 does not undo a NaN
                 weighted = tl.where(seen, weighted, 0.0)
                 lifted = tl.where(seen, lifted, 0.0)
             operand = narrow(weighted, TYPE)
-            ones = tl.full([ONES, operand.shape[0]], 1.0, tl.float32).to(TYPE)
+            offset = narrow(tl.full([T.padded, operand.shape[0]], -OFFSET, tl.float32), TYPE)
             new_units = new_units + (unit,)
             new_minima = new_minima + (minima[g] * shrink + tl.sum(lifted, 0),)
-            new_offsets = new_offsets + (product(ones, operand, offsets[g] * factor[None, :]),)
             for j in tl.static_range(PER_GROUP):
                 code = unpack(words, BITS * (PLACE * PLANES + g * PER_GROUP + j), BITS, ASM)
-                new_acc = new_acc + (product(code, operand, acc[g * PER_GROUP + j] * factor[None, :]),)
+                before = acc[g * PER_GROUP + j] * factor[None, :]
+                if BITS == 8:
+                    code = code - (1024.0 + CENTRE)
+                else:
+                    before = product(offset, operand, before)
+                new_acc = new_acc + (product(code, operand, before),)
     else:
         new_minima = minima
-        new_offsets = offsets
         new_units = units
         for k in tl.static_range(PLANES):
             value = dequantized(words, meta, slab, in_page, k, BITS * (PLACE * PLANES + k), G, T, False, TYPE, ASM)
@@ -392,7 +410,7 @@ def add_codes(
                 new_acc = new_acc + (add_finite(acc[k] * shrink[None, :], weight, seen, value, 1, TYPE),)
             else:
                 new_acc = new_acc + (weigh(acc[k] * shrink[None, :], weight, value, 1, TYPE),)
-    return new_acc, new_minima, new_offsets, new_units
+    return new_acc, new_minima, new_units
 
 
 # ---- one program
@@ -400,7 +418,7 @@ def add_codes(
 
 @triton.jit
 def attend(
-    acc, minima, offsets, units, maximum, total, lo, begin, hi, gap_at, gap, first, last, origin,
+    acc, minima, units, maximum, total, lo, begin, hi, gap_at, gap, first, last, origin,
     query, valid, scale, softcap, codes, meta, source, table, slot, head,
     G: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, FLOAT: tl.constexpr, CAPPED: tl.constexpr, ASM: tl.constexpr, MASKED: tl.constexpr,
@@ -448,7 +466,7 @@ def attend(
             slab = slabs(table, token, start, hi, head, G, ONE_PAGE)
         in_page = start % G.block + J * r if ONE_PAGE else token % G.block
         if FOLD:
-            operands, operand_sums, fold_unit, bias = fold_channels(
+            operands, low, operand_sums, fold_unit, bias = fold_channels(
                 planes, meta, slab, start % G.block, factor, G, K, ROWS, FLOAT
             )
         scores = ()
@@ -461,7 +479,7 @@ def attend(
                     words = word_tile(codes, slab, (in_page + j) // KEY_PLACES, K, True)
                 score = code_scores(
                     words, operands, low, sums, operand_sums, meta, slab, in_page + j, factor,
-                    j if KEY_PLACES == J else 0, G, K, ROWS, 1 if FOLD else PARTS, FLOAT, ASM,
+                    j if KEY_PLACES == J else 0, G, K, ROWS, 2 if FOLD else PARTS, FLOAT, ASM,
                 )  # fmt: skip
                 if FOLD:
                     score = score * fold_unit + bias[None, :]
@@ -487,8 +505,8 @@ def attend(
             if VALUE_CODES:
                 if j == 0 or VALUE_PLACES < J:
                     value_words = word_tile(codes, slab, (in_page + j) // VALUE_PLACES, V, False)
-                acc, minima, offsets, units = add_codes(
-                    acc, minima, offsets, units, shrink, weight, seen, inside, value_words, meta, slab, in_page + j,
+                acc, minima, units = add_codes(
+                    acc, minima, units, shrink, weight, seen, inside, value_words, meta, slab, in_page + j,
                     j if VALUE_PLACES == J else 0, G, V, FLOAT, ASM, MASKED,
                 )  # fmt: skip
             else:
@@ -497,13 +515,13 @@ def attend(
                 WEIGHT_PARTS: tl.constexpr = 1 if VALUES == "pages" else 2
                 before = acc[0] * shrink[None, :]
                 acc = (add_floats(before, weight, seen, value_rows, inside, D, DP, WEIGHT_PARTS, FLOAT, MASKED),)
-    return acc, minima, offsets, units, maximum, total
+    return acc, minima, units, maximum, total
 
 
 @triton.jit
 def store_part(
-    acc, minima, offsets, units, maximum, total, outputs, weights, maxima, part, held, G: tl.constexpr,
-    CODES: tl.constexpr,
+    acc, minima, units, maximum, total, outputs, weights, maxima, part, held, G: tl.constexpr,
+    CODES: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
     """Store what a program summed at the workspace's rows *part*: outputs, their weight and the maximum."""
     V: tl.constexpr = G.values
@@ -513,14 +531,16 @@ def store_part(
     PADDED: tl.constexpr = V.padded if CODES else G.padded
     WHOLE: tl.constexpr = CODES and V.whole
     PER_GROUP: tl.constexpr = V.planes // V.groups if WHOLE else 1
-    OFFSET: tl.constexpr = 1024.0 if V.bits == 8 else 128.0
+    BITS: tl.constexpr = V.bits if CODES else 16
+    TYPE: tl.constexpr = operand_type(FLOAT, BITS)
     i = tl.arange(0, PADDED)[:, None]
     for k in tl.static_range(PLANES):
         out = acc[k]
+        if TYPE == tl.float16:
+            out = out * (1.0 / HALF_WEIGHT)
         if WHOLE:
             unit = units[k // PER_GROUP] if V.bits == 8 else 1.0
-            offset = OFFSET / ONES * tl.sum(offsets[k // PER_GROUP], 0)
-            out = (out - offset[None, :]) * unit + minima[k // PER_GROUP][None, :]
+            out = out * unit + minima[k // PER_GROUP][None, :]
         tl.store(outputs + part[None, :] * D + k * WIDTH + i, out, mask=held[None, :] & (i < WIDTH))
     tl.store(weights + part, total, mask=held)
     tl.store(maxima + part, maximum, mask=held)
@@ -578,7 +598,6 @@ def decode_split(
     if split < splits:
         acc = zero_planes(V.planes, V.padded, ROWS)
         minima = zero_rows(V.groups, ROWS)
-        offsets = zero_planes(V.groups, ONES, ROWS)
         units = first_units(V.groups)
         first_tile = tl.minimum(seen_first, both) // BN
         tiles = tl.cdiv(tl.minimum(seen_last, both), BN) - first_tile
@@ -589,75 +608,86 @@ def decode_split(
         inner = tl.maximum(tl.cdiv(tl.max(tl.where(valid, first, 0), 0) - sink_tokens, BN) * BN, lo)
         outer = tl.minimum(tl.min(tl.where(valid, last, FARTHEST), 0) - sink_tokens, hi) // BN * BN
         gap = tl.maximum(outer - inner, 0)
-        acc, minima, offsets, units, maximum, total = attend(
-            acc, minima, offsets, units, maximum, total, inner, inner, inner + gap, 0, 0, first, last, sink_tokens, at,
+        acc, minima, units, maximum, total = attend(
+            acc, minima, units, maximum, total, inner, inner, inner + gap, 0, 0, first, last, sink_tokens, at,
             valid, scale, softcap, codes, meta, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN, CODE_PARTS, FLOAT,
             CAPPED, ASM, False, PIPELINE,
         )  # fmt: skip
-        acc, minima, offsets, units, maximum, total = attend(
-            acc, minima, offsets, units, maximum, total, lo, lo, hi, inner, gap, first, last, sink_tokens, at, valid,
+        acc, minima, units, maximum, total = attend(
+            acc, minima, units, maximum, total, lo, lo, hi, inner, gap, first, last, sink_tokens, at, valid,
             scale, softcap, codes, meta, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN, CODE_PARTS, FLOAT, CAPPED,
             ASM, True, 1,
         )  # fmt: skip
         store_part(
-            acc, minima, offsets, units, maximum, total, outputs, weights, maxima, part, valid, G, VALUES == "codes"
-        )
+            acc, minima, units, maximum, total, outputs, weights, maxima, part, valid, G, VALUES == "codes",
+            FLOAT,
+        )  # fmt: skip
     else:
         rest = zero_planes(1, G.padded, ROWS)
         none = zero_rows(1, ROWS)
         if MIDDLE:
             if split == splits:
-                rest, none, none, none, maximum, total = attend(
-                    rest, none, none, none, maximum, total, both // BN * BN, both, key_paged, 0, 0, first, last,
+                rest, none, none, maximum, total = attend(
+                    rest, none, none, maximum, total, both // BN * BN, both, key_paged, 0, 0, first, last,
                     sink_tokens, at, valid, scale, softcap, codes, meta, ring, table, slot, head, G, KEYS, "ring", ROWS,
                     BN, CODE_PARTS, FLOAT, CAPPED, ASM, True, 1,
                 )  # fmt: skip
         if split == all_splits - 1:
-            rest, none, none, none, maximum, total = attend(
-                rest, none, none, none, maximum, total, 0, 0, sink_tokens, 0, 0, first, last, 0, at, valid, scale,
+            rest, none, none, maximum, total = attend(
+                rest, none, none, maximum, total, 0, 0, sink_tokens, 0, 0, first, last, 0, at, valid, scale,
                 softcap, codes, meta, sinks, table, slot, head, G, "sinks", "sinks", ROWS, BN_FLOAT, PARTS, FLOAT,
                 CAPPED, ASM, True, 1,
             )  # fmt: skip
             start = tl.maximum(key_paged, seen_first)
-            rest, none, none, none, maximum, total = attend(
-                rest, none, none, none, maximum, total, start, start, tl.minimum(tokens, seen_last), 0, 0, first, last,
+            rest, none, none, maximum, total = attend(
+                rest, none, none, maximum, total, start, start, tl.minimum(tokens, seen_last), 0, 0, first, last,
                 sink_tokens, at, valid, scale, softcap, codes, meta, ring, table, slot, head, G, "ring", "ring", ROWS,
                 BN_FLOAT, PARTS, FLOAT, CAPPED, ASM, True, 1,
             )  # fmt: skip
-        store_part(rest, none, none, none, maximum, total, outputs, weights, maxima, part, valid, G, False)
+        store_part(rest, none, none, maximum, total, outputs, weights, maxima, part, valid, G, False, FLOAT)
 
 
 @triton.jit
 def decode_merge(
-    outputs, weights, maxima, sink_logits, result, row_maxima, row_totals, queries, ratio, rows,
-    G: tl.constexpr, SPLITS: tl.constexpr, SPLITS_PADDED: tl.constexpr, HAS_SINK_LOGITS: tl.constexpr,
+    outputs, weights, maxima, sink_logits, result, row_maxima, row_totals, queries, ratio, rows, splits,
+    G: tl.constexpr, CHUNK: tl.constexpr, HAS_SINK_LOGITS: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one row: each weighs by how far its maximum is below the greatest.
 
     The row's maximum and total are left for whoever asks what weight a token received.
     """
     D: tl.constexpr = G.head_dim
-    pid = tl.program_id(0)
-    row = tl.program_id(1)
+    row = tl.program_id(0)
+    pid = tl.program_id(1)
     sequence = pid // G.kv_heads
     query_head = (pid % G.kv_heads) * ratio + row % ratio
-    s = tl.arange(0, SPLITS_PADDED)
-    part = (pid.to(tl.int64) * SPLITS + s) * rows + row
-    maximum = tl.load(maxima + part, mask=s < SPLITS, other=LOWEST)
-    weight = tl.load(weights + part, mask=s < SPLITS, other=0.0)
-    most = tl.max(maximum, 0)
-    extra = 0.0
+    most = tl.full([], LOWEST, tl.float32)
+    extra = tl.zeros([], tl.float32)
+    logit = tl.full([], LOWEST, tl.float32)
     if HAS_SINK_LOGITS:
         logit = tl.load(sink_logits + query_head) * LOG2_E
         most = tl.maximum(most, logit)
+    for start in range(0, splits, CHUNK):
+        s = start + tl.arange(0, CHUNK)
+        part = (pid.to(tl.int64) * splits + s) * rows + row
+        most = tl.maximum(most, tl.max(tl.load(maxima + part, mask=s < splits, other=LOWEST), 0))
+    if HAS_SINK_LOGITS:
         extra = tl.exp2(logit - most)
-    factor = tl.exp2(maximum - most)
-    seen = tl.sum(weight, 0)
-    total = tl.sum(weight * factor, 0) + extra
+    seen = tl.zeros([], tl.float32)
+    total = extra
     d = tl.arange(0, G.padded)
-    mask = (s < SPLITS)[:, None] & (d < D)[None, :]
-    parts = tl.load(outputs + part[:, None] * D + d[None, :], mask=mask, other=0.0)
-    out = tl.sum(parts * factor[:, None], 0) / tl.where(total == 0, 1.0, total)
+    out = tl.zeros([G.padded], tl.float32)
+    for start in range(0, splits, CHUNK):
+        s = start + tl.arange(0, CHUNK)
+        part = (pid.to(tl.int64) * splits + s) * rows + row
+        factor = tl.exp2(tl.load(maxima + part, mask=s < splits, other=LOWEST) - most)
+        weight = tl.load(weights + part, mask=s < splits, other=0.0)
+        seen += tl.sum(weight, 0)
+        total += tl.sum(weight * factor, 0)
+        mask = (s < splits)[:, None] & (d < D)[None, :]
+        parts = tl.load(outputs + part[:, None] * D + d[None, :], mask=mask, other=0.0)
+        out += tl.sum(parts * factor[:, None], 0)
+    out = out / tl.where(total == 0, 1.0, total)
     place = ((sequence.to(tl.int64) * queries + row // ratio) * (G.kv_heads * ratio) + query_head) * D
     tl.store(result + place + d, tl.where(seen == 0, 0.0, out), mask=d < D)
     tl.store(row_maxima + pid * rows + row, most)
@@ -681,11 +711,26 @@ def tile_scores(
         in_page = at % G.block
         words = word_tile(codes, slab, in_page // PLACES, K, True)
         if K.channel:
-            folded, folded_sums, unit, bias = fold_channels(
+            folded, folded_low, folded_sums, unit, bias = fold_channels(
                 planes, meta, slab, start % G.block, factor, G, K, ROWS, FLOAT
             )
             score = code_scores(
-                words, folded, low, sums, folded_sums, meta, slab, in_page, factor, PLACE, G, K, ROWS, 1, FLOAT, ASM
+                words,
+                folded,
+                folded_low,
+                sums,
+                folded_sums,
+                meta,
+                slab,
+                in_page,
+                factor,
+                PLACE,
+                G,
+                K,
+                ROWS,
+                2,
+                FLOAT,
+                ASM,
             )
             score = score * unit + bias[None, :]
         else:
@@ -763,8 +808,8 @@ def decode_received(
 ):  # fmt: skip
     """Store the weight that each token of one tile received: tiles of pages, then of the residual, then of sinks."""
     KEYS: tl.constexpr = "codes" if G.keys.bits < 16 else "pages"
-    pid = tl.program_id(0)
-    tile = tl.program_id(1)
+    tile = tl.program_id(0)
+    pid = tl.program_id(1)
     sequence = pid // G.kv_heads
     head = pid % G.kv_heads
     length = tl.load(lengths + sequence)

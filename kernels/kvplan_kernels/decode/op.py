@@ -64,7 +64,7 @@ class Accuracy:
 
 ACCURACY: Final = {
     "cpu": Accuracy(probability=2.0**-12, score=2.0**-15),
-    "triton": Accuracy(probability=2.0**-8, score=2.0**-9),
+    "triton": Accuracy(probability=2.0**-7, score=2.0**-8),
 }
 
 

@@ -1,6 +1,7 @@
 """What a device is to the Triton kernels: how many programs fill it, and which instructions it has."""
 
 import os
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
@@ -12,7 +13,8 @@ from kvplan_kernels.format import FloatType, UnsupportedError
 
 INTERPRET: Final = "TRITON_INTERPRET"
 """Set to 1 before Triton is imported, kernels run in its interpreter, on the CPU."""
-_PROGRAMS_PER_MULTIPROCESSOR: Final = 2
+_PROGRAMS_PER_MULTIPROCESSOR: Final = 4
+"""Of two warps and some 220 registers each."""
 _INTERPRETED_PROGRAMS: Final = 24
 
 
@@ -27,6 +29,11 @@ class Target:
 
     programs: int
     asm: bool
+    device: torch.device
+
+    def current(self) -> AbstractContextManager[object]:
+        """Return a context in which kernels are launched on the device: Triton takes the current one."""
+        return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
 
 
 def float_name(float_type: FloatType) -> Any:
@@ -59,8 +66,15 @@ def target(device: torch.device) -> Target:
     """
     if device.type == "cpu":
         if interpreted():
-            return Target(programs=_INTERPRETED_PROGRAMS, asm=False)
+            return Target(programs=_INTERPRETED_PROGRAMS, asm=False, device=device)
         raise UnsupportedError(f"the Triton kernels take tensors on a GPU, got one on {device}")
     properties = torch.cuda.get_device_properties(device)
     programs = properties.multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
-    return Target(programs=programs, asm=torch.version.hip is None)
+    return Target(programs=programs, asm=torch.version.hip is None, device=device)
+
+
+def check_devices(device: torch.device, *tensors: torch.Tensor | None) -> None:
+    """Refuse tensors that lie elsewhere than on *device*."""
+    for tensor in tensors:
+        if tensor is not None and tensor.device != device:
+            raise UnsupportedError(f"the cache is on {device}, a tensor of the call on {tensor.device}")
