@@ -30,7 +30,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:i
 COST_MAX = 30_000
 """Query rows times tokens times sequences: what the interpreter takes a second for."""
 RECEIVED_COST_MAX = 5_000
-STEP = 16
+STEP = 24
 TOKENS_MAX, SEQUENCES_MAX = 120, 3
 CLASSES = (
     *(Case(format=name, lengths=(300, 41), head_dim=128) for name in ("bf16", "int8", "int4", "int2", "k8v4", "k2v8")),
@@ -121,7 +121,7 @@ def copied(cache: LayerCache) -> LayerCache:
 def appended() -> list[Case]:
     covering = [replace(case, received=False) for case in covering_cases()[2 :: 1 if ON_GPU else STEP]]
     few = [case for case in covering if sum(case.lengths) <= TOKENS_MAX and len(case.lengths) <= SEQUENCES_MAX]
-    short = [replace(case, lengths=tuple(min(length, 100) for length in case.lengths)) for case in CLASSES[::2]]
+    short = [replace(case, lengths=tuple(min(length, 100) for length in case.lengths)) for case in CLASSES[::3]]
     return [*short, *few]
 
 
