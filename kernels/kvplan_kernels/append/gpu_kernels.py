@@ -8,19 +8,10 @@ import triton
 import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, widen
+from kvplan_kernels.gpu.tokens import paged_tokens
 
 NEAREST = tl.constexpr(12582912.0)
 """1.5 x 2^23: added to a float32 under 2^22 and taken off again, it leaves the nearest integer, ties to even."""
-
-
-@triton.jit
-def paged_tokens(tokens, T: tl.constexpr):
-    """Return how many of *tokens*, counted after the sinks, lie in pages."""
-    BITS: tl.constexpr = T.bits
-    paged = tokens
-    if BITS < 16:
-        paged = tl.maximum(tokens - T.keep, 0) // T.quantum * T.quantum
-    return paged
 
 
 @triton.jit

@@ -149,12 +149,15 @@ def decode(
         )  # fmt: skip
     if not received:
         return DecodeResult(output=output)
+    from kvplan_kernels.decode import received_gpu_kernels
+
+    of_tokens: Any = received_gpu_kernels
     tokens = int(batch.lengths.max())
     share = torch.zeros(sequences, heads, tokens, dtype=torch.float32, device=query.device)
     page_tiles, ring_tiles = ceil_div(tokens, tiles.tokens), ceil_div(cache.layout.key_ring_tokens, FLOAT_TILE)
     sink_tiles = ceil_div(form.sink_tokens, FLOAT_TILE)
     with target.current():
-        kernels.decode_received[(page_tiles + ring_tiles + sink_tiles, pairs)](
+        of_tokens.decode_received[(page_tiles + ring_tiles + sink_tiles, pairs)](
             *held, row_maxima, row_totals, share, *strides, queries, ratio, options.window or 0, scale,
             options.softcap or 0.0, tokens, page_tiles, ring_tiles, ROWS=padded_size(ratio, ROWS_MIN), num_warps=4,
             **compiled_for,
