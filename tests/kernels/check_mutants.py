@@ -253,6 +253,18 @@ MUTANTS: Final = (
         before="return minimum, scale, (nan > 0) | (sound == 0)",
         after="return minimum, scale, sound == 0",
     ),
+    Mutant(
+        name="triton: what lies past a length is left as it was",
+        file="dequantize/gpu_kernels.py",
+        before="stays & (token < tokens - G.sinks), G)",
+        after="stays & (token < held), G)",
+    ),
+    Mutant(
+        name="triton: a token's scale is that of its word's first",
+        file="dequantize/gpu_kernels.py",
+        before="scale = metadata_of(meta + T.scale, slab, in_page + p, k, G, T)",
+        after="scale = metadata_of(meta + T.scale, slab, in_page, k, G, T)",
+    ),
 )
 
 

@@ -17,6 +17,8 @@ from kvplan_kernels.cases import Case, Data, Tables, all_cases, covering_cases
 from kvplan_kernels.decode import gpu
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.dequantize import gpu as gpu_dequantize
+from kvplan_kernels.dequantize.reference import dequantize
 from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.gpu import targets, unpack
 from kvplan_kernels.inputs import Inputs, make_inputs
@@ -30,6 +32,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered", "ignore:i
 COST_MAX = 30_000
 """Query rows times tokens times sequences: what the interpreter takes a second for."""
 RECEIVED_COST_MAX = 5_000
+READ_BACK_MAX = 300
+"""KV heads times tokens of what is read back in the interpreter."""
 STEP = 24
 TOKENS_MAX, SEQUENCES_MAX = 120, 3
 CLASSES = (
@@ -134,6 +138,52 @@ def test_append_leaves_the_same_bytes(case: Case) -> None:
         assert appended_to(cache, batch, key, value, counts) == poisoned
         for name in ("pages", "ring", "sinks"):
             assert torch.equal(getattr(cache, name), getattr(inputs.cache, name)), name
+
+
+def bits_of(tensor: Tensor) -> Tensor:
+    """Return the bit patterns of 16-bit floats, the same one for every NaN: those are each device's own."""
+    return tensor.cpu().view(torch.int16).masked_fill(tensor.cpu().isnan(), -1)
+
+
+def read_back() -> list[Case]:
+    short = [replace(case, kv_heads=1, lengths=(min(max(case.lengths), 170), 3)) for case in CLASSES[:-3]]
+    covering = covering_cases()[3 :: 1 if ON_GPU else STEP]
+    return [*short, *(case for case in covering if ON_GPU or case.kv_heads * sum(case.lengths) <= READ_BACK_MAX)]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in read_back()])
+def test_dequantize_gives_the_same_bits(case: Case) -> None:
+    inputs = filled(case)
+    found = gpu_dequantize.dequantize(moved(inputs.cache), moved_batch(inputs.batch))
+    for one, definition in zip(found, dequantize(inputs.cache, inputs.batch), strict=True):
+        assert (one.shape, one.dtype) == (definition.shape, definition.dtype)
+        assert torch.equal(bits_of(one), bits_of(definition))
+
+
+@pytest.mark.parametrize("name", ["bf16", "k8v2-g32-s5", "kivi-k4v2-g32-r16"])
+def test_poison_is_read_back_where_it_is(name: str) -> None:
+    cache, batch, _ = held(name, (78, 1, 5), keys=True)
+    for one, definition in zip(
+        gpu_dequantize.dequantize(moved(cache), moved_batch(batch)), dequantize(cache, batch), strict=True
+    ):
+        assert torch.equal(bits_of(one), bits_of(definition))
+
+
+@pytest.mark.parametrize("tokens", [0, 3, 40, 110])
+def test_dequantize_takes_as_many_tokens_as_the_caller_says(tokens: int) -> None:
+    inputs = filled(Case(format="k2v4-r1-s5", lengths=(100, 3)))
+    key, value = dequantize(inputs.cache, inputs.batch)
+    found = gpu_dequantize.dequantize_tokens(moved(inputs.cache), moved_batch(inputs.batch), tokens)
+    for one, definition in zip(found, (key, value), strict=True):
+        wanted = torch.nn.functional.pad(definition, (0, 0, 0, max(0, tokens - 100)))[:, :, :tokens]
+        assert torch.equal(bits_of(one), bits_of(wanted))
+
+
+def test_no_sequence_reads_back_nothing() -> None:
+    inputs = filled(Case(format="int4", lengths=(3,)))
+    none = torch.zeros(0, dtype=torch.int32)
+    nobody = Batch(block_tables=torch.zeros(0, 1, dtype=torch.int32), slots=none, lengths=none)
+    assert [t.shape for t in gpu_dequantize.dequantize(moved(inputs.cache), moved_batch(nobody))] == [(0, 2, 0, 64)] * 2
 
 
 @pytest.mark.parametrize("name", ["int8", "k2v4-g32", "kivi-k4v2-g32-r16"])

@@ -6,7 +6,8 @@ from torch import Tensor
 
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.cases import all_cases
-from kvplan_kernels.dequantize import cpu, reference
+from kvplan_kernels.dequantize import cpu, gpu, reference
+from kvplan_kernels.gpu import targets
 from kvplan_kernels.native import loader
 from kvplan_kernels.op import Implementation, Op, nothing_missing
 
@@ -24,6 +25,7 @@ DEQUANTIZE: Final[Op[DequantizeCall]] = Op(
     implementations={
         "reference": Implementation(call=reference.dequantize, missing=nothing_missing),
         "cpu": Implementation(call=cpu.dequantize, missing=loader.missing),
+        "triton": Implementation(call=gpu.dequantize, missing=targets.missing),
     },
     cases=all_cases,
 )
