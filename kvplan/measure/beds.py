@@ -132,7 +132,7 @@ class PagedBed:
         """Attend as an engine without fusion does: dequantize to a temporary, then attend to that."""
         cache, start = self.next_cache(), 0
         for group, batch in zip(self.groups, self.batches, strict=True):
-            key, value = self._ops.dequantize(cache, batch)
+            key, value = self._ops.dequantize_tokens(cache, batch, group.tokens)
             attend_folded(query[start : start + group.sequences, 0], key, value, options)
             start += group.sequences
 
