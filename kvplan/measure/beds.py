@@ -177,17 +177,6 @@ class DenseBed:
             attend_folded(query[start : start + key.shape[0], 0], key, value, options)
             start += key.shape[0]
 
-    def decode_gqa(self, query: Tensor, options: AttentionOptions) -> None:
-        """Attend with torch's own grouped-query attention."""
-        start = 0
-        for key, value in self.next_tensors():
-            heads = query[start : start + key.shape[0], 0].unsqueeze(2).to(key.dtype)
-            first = first_attended(key.shape[2], options)
-            scaled_dot_product_attention(
-                heads, key[:, :, first:], value[:, :, first:], scale=options.scale, enable_gqa=True
-            )
-            start += key.shape[0]
-
 
 def attend_folded(query: Tensor, key: Tensor, value: Tensor, options: AttentionOptions) -> Tensor:
     """Return torch's attention of *query* [sequences, query_heads, dim], its heads folded by KV head."""
