@@ -46,7 +46,7 @@ test-slow: install ## the tests that `make test` leaves out
 	$(BIN)/pytest -q -m slow
 
 test-gpu: install ## run the GPU kernels' tests on a GPU, every case; without one it is an error
-	KVPLAN_TEST_GPU=1 $(BIN)/pytest -q tests/kernels/test_triton.py
+	KVPLAN_TEST_GPU=1 $(BIN)/pytest -q -s tests/kernels/test_triton.py tests/gpu
 
 mutants: install ## break the kernels on purpose and see the tests fail
 	$(BIN)/python tests/kernels/check_mutants.py
