@@ -17,7 +17,7 @@ from kvplan.measure.gate import check_decode
 from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.ops import Ops
 from kvplan_kernels.cache import AttentionOptions
-from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.format import UnsupportedError, check_kernel, parse
 from kvplan_kernels.layout import KVLayout
 
 DEFAULT_FORMATS: Final = ("bf16", "int8", "int4", "kivi-k4v4-g64", "kivi-k2v2-g64")
@@ -125,6 +125,7 @@ def _layout(name: str, case: DecodeCase, block_tokens: int) -> KVLayout:
             hint=f"use a multiple of {case.kv_heads}",
         )
     try:
+        check_kernel("cpu", parse(name))
         return KVLayout(format=parse(name), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=block_tokens)
     except UnsupportedError as error:
         raise UnsupportedFormatError(str(error), where="--format") from error
