@@ -181,16 +181,12 @@ _ALIASES: Final = {
     "kivi-paper": "kivi-paper-k2v2-g32-r128",  # KIVI's published settings: arXiv 2402.02750
 }
 _KEPT: Final = r"(?:-r(?P<residual>\d+))?(?:-s(?P<sinks>\d+))?"
-_GRAMMAR: Final = re.compile(
-    r"(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)(?:-g(?P<group>\d+))?" + _KEPT
-)
+_GRAMMAR: Final = re.compile(r"(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)(?:-g(?P<group>\d+))?" + _KEPT)
 _FLOATS: Final = {"fp8_e4m3": TensorFormat(bits=8, code=Code.E4M3)}
 """How K and V alike are stored, by the name that says it."""
 _FLOAT_GRAMMAR: Final = re.compile(f"(?P<stored>{'|'.join(_FLOATS)}){_KEPT}")
 _LATER: Final = ("had-", "fp8", "nvfp4", "llama.cpp:", "vllm:")
-_HINT: Final = (
-    "use bf16, fp16, fp8_e4m3, int8, int4, int2 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
-)
+_HINT: Final = "use bf16, fp16, fp8_e4m3, int8, int4, int2 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
 
 
 def parse(name: str) -> CacheFormat:
@@ -206,7 +202,8 @@ def parse(name: str) -> CacheFormat:
         return _UNQUANTIZED[name]
     if floats := _FLOAT_GRAMMAR.fullmatch(name):
         stored = _FLOATS[floats["stored"]]
-        return CacheFormat(key=stored, value=stored, **_kept_tokens(floats))
+        residual, sinks = _kept_tokens(floats)
+        return CacheFormat(key=stored, value=stored, residual_tokens=residual, sink_tokens=sinks)
     head, dash, tail = name.partition("-")
     expanded = _ALIASES.get(name) or (_ALIASES[head] + dash + tail if head in _ALIASES else name)
     match = _GRAMMAR.fullmatch(expanded)
@@ -217,15 +214,15 @@ def parse(name: str) -> CacheFormat:
     return _build(name, match)
 
 
-def _kept_tokens(match: re.Match[str]) -> dict[str, int]:
-    return {"residual_tokens": int(match["residual"] or 0), "sink_tokens": int(match["sinks"] or 0)}
+def _kept_tokens(match: re.Match[str]) -> tuple[int, int]:
+    """Return the tokens of residual and sinks that a name gives."""
+    return int(match["residual"] or 0), int(match["sinks"] or 0)
 
 
 def _build(name: str, match: re.Match[str]) -> CacheFormat:
     key_bits, value_bits = int(match["key"]), int(match["value"])
     group = int(match["group"]) if match["group"] else None
-    kept = _kept_tokens(match)
-    residual = kept["residual_tokens"]
+    residual, sinks = _kept_tokens(match)
     for label, bits in (("K", key_bits), ("V", value_bits)):
         if bits not in KEY_VALUE_BITS:
             raise UnsupportedError(f"format {name!r}: {label} has {bits} bits; 8, 4 and 2 have kernels")
@@ -240,8 +237,9 @@ def _build(name: str, match: re.Match[str]) -> CacheFormat:
     return CacheFormat(
         key=TensorFormat(bits=key_bits, axis=Axis.CHANNEL if family else Axis.TOKEN, group_size=group),
         value=TensorFormat(bits=value_bits, group_size=group),
+        residual_tokens=residual,
+        sink_tokens=sinks,
         rule=ResidualRule.KIVI_PAPER if paper else ResidualRule.GROUP,
-        **kept,
     )
 
 
@@ -262,7 +260,8 @@ def _stored_name(form: CacheFormat) -> str:
     family = ""
     if form.key.axis is Axis.CHANNEL:
         family = "kivi-paper-" if form.rule is ResidualRule.KIVI_PAPER else "kivi-"
-    return f"{family}k{form.key.bits}v{form.value.bits}" + (f"-g{form.value.group_size}" if form.value.group_size else "")
+    group = f"-g{form.value.group_size}" if form.value.group_size else ""
+    return f"{family}k{form.key.bits}v{form.value.bits}{group}"
 
 
 _KERNEL_CODES: Final = {"cpu": (Code.INTEGER,)}

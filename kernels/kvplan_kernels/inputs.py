@@ -133,7 +133,7 @@ def _tensors(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
 
 
 def _ties(shape: tuple[int, int, int], tensor: TensorFormat, generator: torch.Generator) -> Tensor:
-    """Return whole and half multiples of a scale that every group of 32 tokens or channels has, or of a float's last bit."""
+    """Return values of which half lie halfway between two codes."""
     return _float_ties(shape, generator) if tensor.code is Code.E4M3 else _integer_ties(shape, tensor.bits, generator)
 
 
