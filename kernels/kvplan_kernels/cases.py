@@ -124,6 +124,7 @@ class Case:
         return "-".join([*parts, str(self.float_type), f"t{self.threads}"])
 
 
+_FLOATS: Final = "fp8_e4m3"
 _FAMILIES: Final = ("", "kivi-", "kivi-paper-", "whole")
 _LENGTHS: Final = ("one", "block", "residual", "sinks", "ragged", "ragged", "long", "long", "crowd")
 _PARAMETERS: Final[dict[str, tuple[object, ...]]] = {  # A value that stands here twice is taken twice as often.
@@ -152,12 +153,28 @@ _PARAMETERS: Final[dict[str, tuple[object, ...]]] = {  # A value that stands her
 }
 
 
+_FLOAT_PARAMETERS: Final = _PARAMETERS | {
+    "family": (_FLOATS,),
+    "key_bits": (8,),
+    "value_bits": (8,),
+    "group": (None,),
+    "block_tokens": (16, 48, 256),
+    "residual": (0, 1, 128),
+    "sinks": (0, 4),
+    "head_dim": (32, 40, 80, 128, 200, 256),
+    "gqa_ratio": (1, 4, 5, 16),
+    "queries": (1, 3, 17, 32),
+}
+"""Fewer values: what codes are changes neither where tokens lie nor who sees them."""
+
+
 def _format_name(row: Row) -> str:
     """Return the name of the format of a row, which may be none that exists."""
     if row["family"] == "whole":
         return str(row["float_type"])
-    name = f"{row['family']}k{row['key_bits']}v{row['value_bits']}"
-    name += f"-g{row['group']}" if row["group"] else ""
+    name = f"{row['family']}"
+    if name != _FLOATS:
+        name += f"k{row['key_bits']}v{row['value_bits']}" + (f"-g{row['group']}" if row["group"] else "")
     return f"{name}-r{row['residual']}-s{row['sinks']}"
 
 
@@ -165,7 +182,7 @@ def _fits(family: object, group: object, block: object, residual: object, sinks:
     """Return whether a format takes the rest; None for what is open yet, as a group of 0 is no group."""
     if family == "whole":
         return not residual and not sinks
-    if family == "":
+    if family in ("", _FLOATS):
         return True
     if group == 0 or (group and block and int(cast(int, block)) % int(cast(int, group))):
         return False
@@ -215,6 +232,12 @@ def covering_cases() -> tuple[Case, ...]:
     return tuple(_covering_case(row) for row in pairwise_rows(_PARAMETERS, _allowed, seeds))
 
 
+@cache
+def float_code_cases() -> tuple[Case, ...]:
+    """Return cases of codes that are floats, in which every two of fewer values of two parameters meet."""
+    return tuple(_covering_case(row) for row in pairwise_rows(_FLOAT_PARAMETERS, _allowed, ()))
+
+
 _LONG: Final = Case(format="bf16", kv_heads=1, gqa_ratio=3, lengths=(40_011,), threads=2, received=True)
 _SPEED: Final = Case(format="bf16", kv_heads=8, head_dim=128, lengths=(32_768,), speed=True)
 SPEED_FORMATS: Final = ("bf16", "int8", "int4", "int2", "kivi-k4v4-g64-r128", "kivi-k2v2-g64-r128")
@@ -222,7 +245,9 @@ SPEED_FORMATS: Final = ("bf16", "int8", "int4", "int2", "kivi-k4v4-g64-r128", "k
 
 def long_cases() -> tuple[Case, ...]:
     """Return cases of tens of thousands of tokens, with scores that differ much and hardly."""
-    formats = ("bf16", "int8", "int4", "k2v2-g32-r64-s4", "kivi-k4v2-g64-r128", "kivi-k2v2-g32", "kivi-paper")
+    formats = (
+        "bf16", "int8", "int4", "k2v2-g32-r64-s4", "kivi-k4v2-g64-r128", "kivi-k2v2-g32", "kivi-paper", "fp8_e4m3",
+    )  # fmt: skip
     data = (Data.NORMAL, Data.FLAT, Data.SPREAD, Data.OFFSET)
     return tuple(
         replace(_LONG, format=name, data=kind, threads=1 + index % 2, queries=1 + 3 * (index % 3 == 2))
@@ -231,8 +256,8 @@ def long_cases() -> tuple[Case, ...]:
 
 
 def hard_cases() -> tuple[Case, ...]:
-    """Return cases that strain integer operands: few large channels among many small ones, and the largest sums."""
-    formats = ("int8", "k8v8-g32", "k8v8-g128", "kivi-k8v8-g32", "kivi-k8v8-g128", "kivi-k4v4-g64")
+    """Return cases that strain 16-bit operands: few large channels among many small ones, and the largest sums."""
+    formats = ("int8", "k8v8-g32", "k8v8-g128", "kivi-k8v8-g32", "kivi-k8v8-g128", "kivi-k4v4-g64", "fp8_e4m3")
     case = Case(format="int8", block_tokens=128, queries=4, lengths=(256, 2048))
     return tuple(
         replace(case, format=name, head_dim=dim, data=data)
@@ -247,4 +272,4 @@ def speed_cases() -> tuple[Case, ...]:
 
 def all_cases() -> tuple[Case, ...]:
     """Return all cases, each once."""
-    return tuple(dict.fromkeys((*covering_cases(), *long_cases(), *hard_cases(), *speed_cases())))
+    return tuple(dict.fromkeys((*covering_cases(), *float_code_cases(), *long_cases(), *hard_cases(), *speed_cases())))

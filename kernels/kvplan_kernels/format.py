@@ -10,8 +10,8 @@ from typing import Final
 
 KEY_VALUE_BITS: Final = (8, 4, 2)
 TOKEN_GROUPS: Final = (32, 64, 128)
-METADATA_BITS: Final = 32
-"""One fp16 scale and one fp16 minimum per group."""
+METADATA_ITEM_BITS: Final = 16
+"""Of each number that a group has beside its codes, an fp16."""
 
 
 class UnsupportedError(ValueError):
@@ -23,6 +23,23 @@ class Axis(StrEnum):
 
     TOKEN = "token"  # noqa: S105 - of text, not of access
     CHANNEL = "channel"
+
+
+class Code(StrEnum):
+    """What a code of fewer than 16 bits stands for."""
+
+    INTEGER = "integer"
+    """code * scale + minimum of its group."""
+    E4M3 = "e4m3"
+    """The float itself: OCP E4M3 "fn", to +-448, NaN and no infinities (OFP8 specification 1.0)."""
+
+    @property
+    def metadata(self) -> tuple[str, ...]:
+        """The fp16 numbers of each group, by the names of their sections in `layout`."""
+        return _METADATA[self]
+
+
+_METADATA: Final[dict[Code, tuple[str, ...]]] = {Code.INTEGER: ("scale", "min"), Code.E4M3: ()}
 
 
 class FloatType(StrEnum):
@@ -46,17 +63,25 @@ class TensorFormat:
     Attributes:
         bits: Bits of one element's code; 16 stores the value itself.
         axis: Per token (channels share a scale) or per channel (tokens do).
-        group_size: Elements that share one scale and one minimum; None is the whole head.
+        group_size: Elements that share one scale and one minimum; None is the whole head. A group that holds what its
+            codes cannot is poisoned as a whole, also where it has neither.
+        code: What the codes stand for.
     """
 
     bits: int
     axis: Axis = Axis.TOKEN
     group_size: int | None = None
+    code: Code = Code.INTEGER
 
     @property
     def quantized(self) -> bool:
         """Whether elements are codes and not 16-bit values."""
         return self.bits < 16
+
+    @property
+    def metadata(self) -> tuple[str, ...]:
+        """The fp16 numbers of each group, none where values are stored."""
+        return self.code.metadata if self.quantized else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -155,12 +180,13 @@ _ALIASES: Final = {
     "int2": "k2v2",
     "kivi-paper": "kivi-paper-k2v2-g32-r128",  # KIVI's published settings: arXiv 2402.02750
 }
-_GRAMMAR: Final = re.compile(
-    r"(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)"
-    r"(?:-g(?P<group>\d+))?(?:-r(?P<residual>\d+))?(?:-s(?P<sinks>\d+))?"
-)
+_KEPT: Final = r"(?:-r(?P<residual>\d+))?(?:-s(?P<sinks>\d+))?"
+_GRAMMAR: Final = re.compile(r"(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)(?:-g(?P<group>\d+))?" + _KEPT)
+_FLOATS: Final = {"fp8_e4m3": TensorFormat(bits=8, code=Code.E4M3)}
+"""How K and V alike are stored, by the name that says it."""
+_FLOAT_GRAMMAR: Final = re.compile(f"(?P<stored>{'|'.join(_FLOATS)}){_KEPT}")
 _LATER: Final = ("had-", "fp8", "nvfp4", "llama.cpp:", "vllm:")
-_HINT: Final = "use bf16, fp16, int8, int4, int2 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
+_HINT: Final = "use bf16, fp16, fp8_e4m3, int8, int4, int2 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
 
 
 def parse(name: str) -> CacheFormat:
@@ -174,6 +200,10 @@ def parse(name: str) -> CacheFormat:
     """
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]
+    if floats := _FLOAT_GRAMMAR.fullmatch(name):
+        stored = _FLOATS[floats["stored"]]
+        residual, sinks = _kept_tokens(floats)
+        return CacheFormat(key=stored, value=stored, residual_tokens=residual, sink_tokens=sinks)
     head, dash, tail = name.partition("-")
     expanded = _ALIASES.get(name) or (_ALIASES[head] + dash + tail if head in _ALIASES else name)
     match = _GRAMMAR.fullmatch(expanded)
@@ -184,10 +214,15 @@ def parse(name: str) -> CacheFormat:
     return _build(name, match)
 
 
+def _kept_tokens(match: re.Match[str]) -> tuple[int, int]:
+    """Return the tokens of residual and sinks that a name gives."""
+    return int(match["residual"] or 0), int(match["sinks"] or 0)
+
+
 def _build(name: str, match: re.Match[str]) -> CacheFormat:
     key_bits, value_bits = int(match["key"]), int(match["value"])
     group = int(match["group"]) if match["group"] else None
-    residual, sinks = int(match["residual"] or 0), int(match["sinks"] or 0)
+    residual, sinks = _kept_tokens(match)
     for label, bits in (("K", key_bits), ("V", value_bits)):
         if bits not in KEY_VALUE_BITS:
             raise UnsupportedError(f"format {name!r}: {label} has {bits} bits; 8, 4 and 2 have kernels")
@@ -211,11 +246,45 @@ def _build(name: str, match: re.Match[str]) -> CacheFormat:
 def _format_name(form: CacheFormat) -> str:
     if form.float_type is not None:
         return str(form.float_type)
-    family = ""
-    if form.key.axis is Axis.CHANNEL:
-        family = "kivi-paper-" if form.rule is ResidualRule.KIVI_PAPER else "kivi-"
-    name = f"{family}k{form.key.bits}v{form.value.bits}"
-    name += f"-g{form.value.group_size}" if form.value.group_size else ""
+    name = _stored_name(form)
     name += f"-r{form.residual_tokens}" if form.residual_tokens else ""
     name += f"-s{form.sink_tokens}" if form.sink_tokens else ""
     return {expanded: alias for alias, expanded in _ALIASES.items()}.get(name, name)
+
+
+def _stored_name(form: CacheFormat) -> str:
+    """Return the part of a name that says how codes are stored."""
+    for name, tensor in _FLOATS.items():
+        if form.key == form.value == tensor:
+            return name
+    family = ""
+    if form.key.axis is Axis.CHANNEL:
+        family = "kivi-paper-" if form.rule is ResidualRule.KIVI_PAPER else "kivi-"
+    group = f"-g{form.value.group_size}" if form.value.group_size else ""
+    return f"{family}k{form.key.bits}v{form.value.bits}{group}"
+
+
+_KERNEL_CODES: Final = {"cpu": (Code.INTEGER,)}
+"""The codes that the kernels of one implementation read, where it does not read all of them."""
+
+
+def kernel_refusal(kernel: str, form: CacheFormat) -> str | None:
+    """Return why no kernel of the implementation *kernel* takes *form*, or None.
+
+    >>> kernel_refusal("cpu", parse("fp8_e4m3"))
+    'format fp8_e4m3 has no CPU kernel; the Triton kernels and the reference take it'
+    """
+    codes = _KERNEL_CODES.get(kernel, tuple(Code))
+    if all(tensor.code in codes for tensor in (form.key, form.value) if tensor.quantized):
+        return None
+    return f"format {form} has no {kernel.upper()} kernel; the Triton kernels and the reference take it"
+
+
+def check_kernel(kernel: str, form: CacheFormat) -> None:
+    """Refuse a format that no kernel of the implementation *kernel* takes.
+
+    Raises:
+        UnsupportedError: The implementation has no kernel for *form*.
+    """
+    if (reason := kernel_refusal(kernel, form)) is not None:
+        raise UnsupportedError(reason)

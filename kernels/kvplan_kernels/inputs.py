@@ -11,7 +11,9 @@ from torch import Tensor
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.cases import Case, Data, QueryType, Tables
+from kvplan_kernels.format import Code, TensorFormat, parse
 from kvplan_kernels.layout import KVLayout, Order
+from kvplan_kernels.quantize import E4M3_MAX
 
 QUERY_TYPE: Final = {
     QueryType.BF16: torch.bfloat16,
@@ -19,6 +21,8 @@ QUERY_TYPE: Final = {
     QueryType.FP32: torch.float32,
 }
 _SINGLE_TOKENS: Final = 2
+_LARGEST: Final = {Code.E4M3: E4M3_MAX}
+"""What the largest operands are, where codes are not relative to a scale."""
 _LEFT_BYTES: Final = (0xFF, 0x7B)
 """NaN in both 16-bit types; 61,280 in fp16 and 1.3e36 in bf16."""
 AppendCall = Callable[[LayerCache, Batch, Tensor, Tensor, Tensor], int]
@@ -98,6 +102,7 @@ def _tensors(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
     heads = case.kv_heads * case.gqa_ratio
     key, value = (torch.randn(shape, generator=generator) for _ in range(2))
     query = torch.randn(len(case.lengths), case.queries, heads, case.head_dim, generator=generator)
+    form = parse(case.format)
     match case.data:
         case Data.NORMAL:
             pass
@@ -118,16 +123,27 @@ def _tensors(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
         case Data.EXTREME:
             token, channel = torch.arange(shape[0])[:, None, None], torch.arange(shape[2])
             least = (token % 32 == 5) | (channel % 32 == 3)
-            key, value = (torch.where(least, -1.0, 1.0).expand(shape).contiguous() for _ in range(2))
+            most = [_LARGEST.get(tensor.code, 1.0) for tensor in (form.key, form.value)]
+            key, value = (torch.where(least, -size, size).expand(shape).contiguous() for size in most)
             query = torch.ones_like(query)
         case Data.TIES:
-            form = case.layout().format
-            key, value = (_ties(shape, tensor.bits, generator) for tensor in (form.key, form.value))
+            key, value = (_ties(shape, tensor, generator) for tensor in (form.key, form.value))
     dtype = QUERY_TYPE[case.query_type]
     return key.to(dtype), value.to(dtype), query.to(dtype)
 
 
-def _ties(shape: tuple[int, int, int], bits: int, generator: torch.Generator) -> Tensor:
+def _ties(shape: tuple[int, int, int], tensor: TensorFormat, generator: torch.Generator) -> Tensor:
+    """Return values of which half lie halfway between two codes."""
+    return _float_ties(shape, generator) if tensor.code is Code.E4M3 else _integer_ties(shape, tensor.bits, generator)
+
+
+def _float_ties(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:
+    """Return floats of one bit more than E4M3 has, from below its least to above its largest normal number."""
+    fraction = torch.randint(-31, 32, shape, generator=generator).float()
+    return fraction * 2.0 ** torch.randint(-11, 5, shape, generator=generator)
+
+
+def _integer_ties(shape: tuple[int, int, int], bits: int, generator: torch.Generator) -> Tensor:
     """Return whole and half multiples of a scale that every group of 32 tokens or channels has."""
     steps = (1 << min(bits, 8)) - 1
     scale = 3 if bits < 8 else 1  # A third is no binary fraction; bf16 holds 3 x 15 / 2, and not 3 x 255 / 2.

@@ -26,7 +26,8 @@ neighbouring words leave two codes of neighbouring channels: what a 16-bit matri
 In both orders:
 
 * per-token scale and minimum: fp16 [ceil(head_dim / group_size), block_tokens];
-* per-channel scale and minimum (K): fp16 [block_tokens / group_size, head_dim].
+* per-channel scale and minimum (K): fp16 [block_tokens / group_size, head_dim];
+* codes that are floats (`format.Code.E4M3`) have neither, and their sections are not there.
 
 Ring and sinks use the 16-bit K and V sections with their own capacity, per head: K then V. Token p (counted after the
 sinks) of the ring lies at slot p mod capacity of that tensor's ring.
@@ -38,7 +39,15 @@ from functools import cached_property
 from math import prod
 from typing import Final
 
-from kvplan_kernels.format import METADATA_BITS, Axis, CacheFormat, FloatType, Flush, TensorFormat, UnsupportedError
+from kvplan_kernels.format import (
+    METADATA_ITEM_BITS,
+    Axis,
+    CacheFormat,
+    FloatType,
+    Flush,
+    TensorFormat,
+    UnsupportedError,
+)
 
 LANES: Final = 16
 ROW_PLANES: Final = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2)}
@@ -143,11 +152,9 @@ class KVLayout:
             offset = found[-1].offset_bytes + found[-1].nbytes if found else 0
             codes = Section(f"{prefix}_codes", offset, self._word_bytes, self._codes_shape(prefix, tensor.bits))
             found.append(codes)
-            if tensor.quantized:
-                shape = self._metadata_shape(tensor)
-                scale = Section(f"{prefix}_scale", offset + codes.nbytes, 2, shape)
-                found.append(scale)
-                found.append(Section(f"{prefix}_min", scale.offset_bytes + scale.nbytes, 2, shape))
+            for name in tensor.metadata:
+                end = found[-1].offset_bytes + found[-1].nbytes
+                found.append(Section(f"{prefix}_{name}", end, 2, self._metadata_shape(tensor)))
         return tuple(found)
 
     def section(self, name: str) -> Section:
@@ -244,4 +251,4 @@ class KVLayout:
             return 2 * self.head_dim
         group = tensor.group_size or self.head_dim
         groups = self.head_dim / group if tensor.axis is Axis.CHANNEL else ceil_div(self.head_dim, group)
-        return (self.head_dim * tensor.bits + groups * METADATA_BITS) / 8
+        return (self.head_dim * tensor.bits + groups * len(tensor.metadata) * METADATA_ITEM_BITS) / 8

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from kvplan_kernels.cases import Case
+from kvplan_kernels.format import kernel_refusal, parse
 
 Call = TypeVar("Call")
 
@@ -16,14 +17,20 @@ class Implementation(Generic[Call]):
     Attributes:
         call: The function; every implementation of an operation takes the same arguments.
         missing: Returns why it cannot run on this machine at all, or None.
+        kernel: The name under which `format.kernel_refusal` knows it.
     """
 
     call: Call
     missing: Callable[[], str | None]
+    kernel: str = "reference"
 
     def unsupported(self, case: Case) -> str | None:
         """Return why it does not take *case* here, or None."""
-        return self.missing() or case.unsupported()
+        return self.missing() or self.refusal(case)
+
+    def refusal(self, case: Case) -> str | None:
+        """Return why it takes *case* on no machine, or None."""
+        return case.unsupported() or kernel_refusal(self.kernel, parse(case.format))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,12 +1,17 @@
 """The quantization of groups, in float32: the definition that `append` stores and `decode` reads back."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor
 
-from kvplan_kernels.format import Axis, TensorFormat
+from kvplan_kernels.format import Axis, Code, TensorFormat
 from kvplan_kernels.layout import ceil_div
+
+E4M3_MAX: Final = 448.0
+E4M3_NAN: Final = 0x7F
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -15,19 +20,32 @@ class Quantized:
 
     Attributes:
         codes: int32 [..., tokens, head_dim].
-        scale: fp16 [..., groups, tokens] per token, [..., tokens / group size, head_dim] per channel.
-        minimum: As scale.
-        poisoned: Groups without finite scale and minimum; both are NaN there.
+        metadata: By `TensorFormat.metadata`, fp16 [..., groups, tokens] per token, [..., tokens / group size, head_dim]
+            per channel.
+        poisoned: Groups that hold a NaN or an infinity or without finite metadata; all that they store of metadata, or
+            of codes where there is none, is NaN.
     """
 
     codes: Tensor
-    scale: Tensor
-    minimum: Tensor
+    metadata: Mapping[str, Tensor]
     poisoned: int
 
 
 def quantize(values: Tensor, tensor: TensorFormat) -> Quantized:
     """Quantize *values*, float32 [..., tokens, head_dim]; a last group may be short."""
+    return _quantize_e4m3(values, tensor) if tensor.code is Code.E4M3 else _quantize_integers(values, tensor)
+
+
+def _quantize_e4m3(values: Tensor, tensor: TensorFormat) -> Quantized:
+    """Round to the nearest float, ties to even; what is larger than the largest becomes that."""
+    grouped, dim = _grouped(values, tensor)
+    poison = ~grouped.isfinite().all(dim)
+    codes = grouped.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int32)
+    codes = codes.masked_fill(poison.unsqueeze(dim), E4M3_NAN)
+    return Quantized(codes=_ungrouped(codes, values, tensor), metadata={}, poisoned=int(poison.sum()))
+
+
+def _quantize_integers(values: Tensor, tensor: TensorFormat) -> Quantized:
     steps = (1 << tensor.bits) - 1
     grouped, dim = _grouped(values, tensor)
     low = grouped.amin(dim) + 0.0  # A minimum of -0 is stored as +0, whichever zero came first.
@@ -39,15 +57,23 @@ def quantize(values: Tensor, tensor: TensorFormat) -> Quantized:
     coded = ((scale != 0) & ~poison).unsqueeze(dim)
     return Quantized(
         codes=_ungrouped(torch.where(coded, codes, 0.0).to(torch.int32), values, tensor),
-        scale=_in_layout(scale.masked_fill(poison, torch.nan), tensor),
-        minimum=_in_layout(minimum.masked_fill(poison, torch.nan), tensor),
+        metadata={
+            name: _in_layout(numbers.masked_fill(poison, torch.nan), tensor)
+            for name, numbers in (("scale", scale), ("min", minimum))
+        },
         poisoned=int(poison.sum()),
     )
 
 
-def dequantize_codes(codes: Tensor, scale: Tensor, minimum: Tensor, tensor: TensorFormat) -> Tensor:
-    """Return float32 values [..., tokens, head_dim]: code * scale + minimum, each step rounded to float32."""
-    return codes.to(torch.float32) * _spread(scale, codes, tensor) + _spread(minimum, codes, tensor)
+def dequantize_codes(codes: Tensor, metadata: Mapping[str, Tensor], tensor: TensorFormat) -> Tensor:
+    """Return float32 values [..., tokens, head_dim].
+
+    Integers are code * scale + minimum, each step rounded to float32; floats are what they are.
+    """
+    if tensor.code is Code.E4M3:
+        return codes.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
+    scale, minimum = (_spread(metadata[name], codes, tensor) for name in ("scale", "min"))
+    return codes.to(torch.float32) * scale + minimum
 
 
 def _group_size(tokens: Tensor, tensor: TensorFormat) -> int:

@@ -85,8 +85,8 @@ def read_pages(pages: Tensor, layout: KVLayout, prefix: str) -> Tensor:
     tensor = tensor_format(layout, prefix)
     codes = read_words(section_view(pages, layout, f"{prefix}_codes"), layout, prefix, tensor.bits)
     if tensor.quantized:
-        scale = section_view(pages, layout, f"{prefix}_scale")
-        values = dequantize_codes(codes, scale, section_view(pages, layout, f"{prefix}_min"), tensor)
+        metadata = {name: section_view(pages, layout, f"{prefix}_{name}") for name in tensor.metadata}
+        values = dequantize_codes(codes, metadata, tensor)
     else:
         values = float_values(codes, layout.float_type)
     return values.transpose(0, 1).flatten(1, 2)

@@ -281,13 +281,14 @@ def _with_quality(
 
 
 def _scored_formats(request: "Request") -> list[str]:
-    """Return the formats that lay out at the block size that quality is scored with."""
-    from kvplan_kernels.format import UnsupportedError, parse
+    """Return the formats that the kernel takes and that lay out at the block size that quality is scored with."""
+    from kvplan_kernels.format import UnsupportedError, check_kernel, parse
     from kvplan_kernels.layout import order_of
 
     found, order = [], order_of(request.kernel_name)
     for name in request.formats:
         try:
+            check_kernel(request.kernel, parse(name))
             for layer in request.spec.layers:
                 layer.layout(parse(name), request.block_tokens[0], request.spec.float_type, order)
         except UnsupportedError:

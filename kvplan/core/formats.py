@@ -5,7 +5,7 @@ from typing import Final
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import UnsupportedFormatError
-from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError, parse
+from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError, kernel_refusal, parse
 from kvplan_kernels.layout import KVLayout
 
 REFERENCE_HEAD_DIM: Final = 128
@@ -16,6 +16,7 @@ _KEYS_FIRST: Final = "more bits for keys than for values: KV-AdaQuant, arXiv 250
 FORMATS: Final = {
     "bf16": "16 bits, unquantized",
     "fp16": "16 bits, unquantized",
+    "fp8_e4m3": "OCP E4M3 floats, no scale: vLLM's fp8, uncalibrated",
     "int8": "one scale and minimum a token and head",
     "k8v4": _KEYS_FIRST,
     "k8v4-g64": _KEYS_FIRST,
@@ -106,7 +107,10 @@ def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
         bits_v=form.value.bits,
         effective_bits=8 * grown / elements if elements else float("nan"),
         source=FORMATS.get(name, "a name of the grammar"),
-        fused={"cpu": not unsupported, "cuda": False},
+        fused={
+            "cpu": not unsupported and kernel_refusal("cpu", form) is None,
+            "cuda": not unsupported and kernel_refusal("triton", form) is None,
+        },
         bytes_per_token=grown if model and layouts else None,
         unsupported=unsupported,
     )

@@ -18,7 +18,7 @@ from kvplan.measure.rivals import build_rivals, rivals_on
 from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.ops import Ops
 from kvplan_kernels.cache import AttentionOptions
-from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.format import UnsupportedError, check_kernel, parse
 from kvplan_kernels.layout import KVLayout
 
 DEFAULT_FORMATS: Final = ("bf16", "int8", "int4", "kivi-k4v4-g64", "kivi-k2v2-g64")
@@ -101,7 +101,7 @@ def bench_decode(
         DoesNotFitError: One copy of each cache is more than the memory there is.
     """
     torch.set_num_threads(case.threads)
-    layouts = {name: _layout(name, case, block_tokens) for name in formats}
+    layouts = {name: _layout(name, ops, case, block_tokens) for name in formats}
     for layout in layouts.values():
         check_decode(ops, layout, case.query_heads)
     wanted = COLD_FACTOR * device.info.last_level_cache_bytes
@@ -120,7 +120,7 @@ def bench_decode(
     )  # fmt: skip
 
 
-def _layout(name: str, case: DecodeCase, block_tokens: int) -> KVLayout:
+def _layout(name: str, ops: Ops, case: DecodeCase, block_tokens: int) -> KVLayout:
     if case.query_heads % case.kv_heads:
         raise InputError(
             f"{case.query_heads} query heads for {case.kv_heads} KV heads",
@@ -128,7 +128,9 @@ def _layout(name: str, case: DecodeCase, block_tokens: int) -> KVLayout:
             hint=f"use a multiple of {case.kv_heads}",
         )
     try:
-        return KVLayout(format=parse(name), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=block_tokens)
+        form = parse(name)
+        check_kernel(ops.name.partition("/")[0], form)
+        return ops.lay(KVLayout(format=form, kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=block_tokens))
     except UnsupportedError as error:
         raise UnsupportedFormatError(str(error), where="--format") from error
 

@@ -9,7 +9,7 @@ from kvplan.core.records import Cell, CellKey, CellStatus, Figure, Load
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Workload
 from kvplan.units import format_bytes
-from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.format import UnsupportedError, check_kernel, parse
 from kvplan_kernels.layout import KVLayout, order_of
 
 CACHE_MEMORY_SHARE: Final = 0.7
@@ -102,6 +102,7 @@ def _settle(key: CellKey, spec: ModelSpec, workload: Workload, setting: Setting)
         )
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=reason)
     try:
+        check_kernel(setting.kernel.partition("/")[0], parse(key.format))
         figures = exact_figures(key, spec)
     except UnsupportedError as error:
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=str(error))

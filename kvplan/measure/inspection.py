@@ -17,7 +17,7 @@ from kvplan_kernels.gpu import targets
 from kvplan_kernels.layout import KVLayout, Order
 
 FORMATS: Final = (
-    "bf16", "int8", "k8v4", "int4", "int2", "k4v4-g64", "kivi-k8v8-g64", "kivi-k4v4-g64", "kivi-k2v2-g64",
+    "bf16", "fp8_e4m3", "int8", "k8v4", "int4", "int2", "k4v4-g64", "kivi-k8v8-g64", "kivi-k4v4-g64", "kivi-k2v2-g64",
 )  # fmt: skip
 AMD: Final = "gfx942"
 ARCHITECTURES: Final = (*GPUS, AMD)
@@ -115,6 +115,7 @@ def _inspect(name: str, arch: str, head_dim: int, gqa: int, block_tokens: int) -
         layout = KVLayout(
             format=parse(name), kv_heads=1, head_dim=head_dim, block_tokens=block_tokens, order=Order.ROWS
         )
+        targets.check_format(layout.format, arch)
         asked = compilation(layout, gqa, asm=arch != AMD)
     except UnsupportedError as error:
         return Inspected(**blank, unsupported=str(error))

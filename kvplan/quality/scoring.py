@@ -212,7 +212,8 @@ def _check_poisoned(forms: Sequence[CacheFormat], poisoned_groups: Sequence[int]
     for form, groups in zip(forms, poisoned_groups, strict=True):
         if groups:
             raise UnsupportedFormatError(
-                f"format {form}: {groups} groups of this model's keys and values overflow their fp16 scale and minimum"
+                f"format {form}: {groups} groups of this model's keys and values are not finite, or overflow their "
+                "fp16 scale and minimum"
             )
 
 

@@ -22,4 +22,5 @@ def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
         bits = "-" if fact.unsupported else f"{fact.effective_bits:.2f}"
         table.add_row(escape(fact.name), str(fact.bits_k), str(fact.bits_v), bits, fused, *grown, escape(fact.source))
     console.print(table)
-    say(console, "Further names: [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>] with 8, 4 or 2 bits.")
+    names = "[kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>] with 8, 4 or 2 bits"
+    say(console, f"Further names: {names}, fp8_e4m3[-r<residual>][-s<sinks>].")

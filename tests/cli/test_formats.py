@@ -21,6 +21,13 @@ def test_bytes_per_token_come_with_a_model(run: Any) -> None:
     assert by_name["bf16"] > by_name["int8"] > by_name["int4"] > by_name["int2"]
 
 
+def test_the_devices_with_a_kernel_are_named(run: Any) -> None:
+    body = {entry["name"]: entry for entry in json.loads(run("formats", "--json").out)["formats"]}
+    assert body["int8"]["fused"]["cpu"]
+    assert not body["fp8_e4m3"]["fused"]["cpu"]
+    assert body["fp8_e4m3"]["effective_bits"] == 8
+
+
 def test_the_screen_names_bits_and_sources(run: Any) -> None:
     answer = run("formats")
     assert answer.status == 0

@@ -252,6 +252,17 @@ def test_bad_input_is_one_line_and_leaves_no_file(
     assert not output.with_suffix(".jsonl").exists()
 
 
+@pytest.mark.skipif(native.missing() is not None, reason="the fused kernels are not built")
+def test_a_format_without_a_kernel_is_unsupported_and_leaves_the_reason(arguments: list[str], output: Path) -> None:
+    assert main([*arguments, "-f", "fp8_e4m3", "--kernel", "cpu"]) == ExitStatus.UNSUPPORTED
+
+    cells = load_profile(output).cells
+    assert {cell.status for cell in cells} == {CellStatus.UNSUPPORTED}
+    assert {cell.reason for cell in cells} == {
+        "format fp8_e4m3 has no CPU kernel; the Triton kernels and the reference take it"
+    }
+
+
 def test_a_model_that_is_not_there_is_bad_input(capsys: pytest.CaptureFixture[str], output: Path) -> None:
     assert main(["profile", "no/such-model", "-o", str(output), "--kernel", "reference"]) == ExitStatus.BAD_INPUT
     assert capsys.readouterr().err.count("\n") == 1

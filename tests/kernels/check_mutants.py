@@ -248,6 +248,24 @@ MUTANTS: Final = (
         after="token >= paged_tokens(before, T)",
     ),
     Mutant(
+        name="triton: ties of floats are rounded up",
+        file="gpu/floats.py",
+        before="(bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20",
+        after="(bits + 0x80000) >> 20",
+    ),
+    Mutant(
+        name="triton: a poisoned token keeps its floats",
+        file="append/gpu_kernels.py",
+        before="tl.where((bad > 0)[:, None], all_nan, packed)",
+        after="tl.where((bad > 99)[:, None], all_nan, packed)",
+    ),
+    Mutant(
+        name="triton: floats of tokens that a row does not see make it NaN",
+        file="decode/gpu_kernels.py",
+        before="return tl.where(sound[None, :], words, 0), reached",
+        after="return words, reached",
+    ),
+    Mutant(
         name="triton: a NaN is not seen",
         file="append/gpu_kernels.py",
         before="return minimum, scale, (nan > 0) | (sound == 0)",

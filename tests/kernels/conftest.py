@@ -48,7 +48,7 @@ def read_back(values: Tensor, tensor: TensorFormat) -> Tensor:
     if not tensor.quantized:
         return values
     coded = quantize(values, tensor)
-    return dequantize_codes(coded.codes, coded.scale, coded.minimum, tensor)
+    return dequantize_codes(coded.codes, coded.metadata, tensor)
 
 
 def positions_of(inputs: Inputs, queries: int) -> Tensor:

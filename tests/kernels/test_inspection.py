@@ -20,8 +20,8 @@ BUDGET = json.loads((Path(__file__).parent / "inspect_budget.json").read_text(en
 MOST = ("registers", "spills", "shared_bytes", "instructions_per_element", "int_to_float", "tensor_core_instructions")
 LEAST = ("load_bytes",)
 ELSEWHERE = "sm_80,sm_100,sm_120,gfx942"
-COMMON = ("int8", "int4", "int2", "kivi-k4v4-g64")
-INSTRUCTIONS_MOST = {"int8": 3.0, "int4": 3.0, "int2": 4.0}
+COMMON = ("fp8_e4m3", "int8", "int4", "int2", "kivi-k4v4-g64")
+INSTRUCTIONS_MOST = {"fp8_e4m3": 3.0, "int8": 3.0, "int4": 3.0, "int2": 4.0}
 REGISTERS_MOST = 128 * 4
 """Of the threads in one lane of a program: 128 at 4 warps."""
 
@@ -52,6 +52,7 @@ def assert_within_budget(kernels: list[dict[str, Any]]) -> None:
     allowed = {(row["format"], row["arch"]): row for row in BUDGET}
     for kernel in kernels:
         row = allowed[kernel["format"], kernel["arch"]]
+        assert kernel["unsupported"] == row.get("unsupported")
         assert (kernel["tile_tokens"], kernel["warps"]) == (row["tile_tokens"], row["warps"])
         for name in (*MOST, *LEAST):
             found, known = kernel[name], row[name]
@@ -75,9 +76,16 @@ def test_one_format_of_each_kind_is_within_its_budget_and_the_bounds_on_hopper()
 
 
 def test_an_amd_target_compiles() -> None:
-    (kernel,) = inspect("--arch", "gfx942", "-f", "int4")
+    kernels = inspect("--arch", "gfx942", "-f", "int4", "-f", "fp8_e4m3")
+    assert_within_budget(kernels)
+    for kernel in kernels:
+        assert kernel["registers"] > 0
+
+
+def test_an_architecture_without_the_instructions_is_listed_with_the_reason() -> None:
+    (kernel,) = inspect("--arch", "sm_80", "-f", "fp8_e4m3")
     assert_within_budget([kernel])
-    assert kernel["registers"] > 0
+    assert "start with sm_89" in kernel["unsupported"]
 
 
 @pytest.mark.slow

@@ -13,7 +13,7 @@ from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.dequantize.reference import dequantize
-from kvplan_kernels.format import Axis, FloatType, ResidualRule, TensorFormat, parse
+from kvplan_kernels.format import Axis, Code, FloatType, ResidualRule, TensorFormat, parse
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.sequence import sequences
 
@@ -33,6 +33,8 @@ CASES: Final = [
     ("kivi-k8v8-g32-r64-s4", 2, 104, 96),
     ("kivi-paper-k2v2-g32-r64", 2, 64, 64),
     ("kivi-paper-k4v8-g64-r64-s3", 1, 40, 64),
+    ("fp8_e4m3", 2, 40, 16),
+    ("fp8_e4m3-r7-s5", 1, 200, 48),
 ]
 
 
@@ -151,6 +153,8 @@ def expected(values: Array, tensor: TensorFormat) -> Array:
     """Return what quantized *values* [tokens, head_dim] read back as."""
     if not tensor.quantized:
         return values
+    if tensor.code is Code.E4M3:
+        return expected_floats(values)
     result = np.empty_like(values)
     along = 0 if tensor.axis is Axis.CHANNEL else 1
     group = tensor.group_size or values.shape[1]
@@ -160,6 +164,13 @@ def expected(values: Array, tensor: TensorFormat) -> Array:
                 (slice(first, first + group), line[0]) if along == 0 else (line[0], slice(first, first + group))
             )
             result[place] = expected_group(values[place], tensor.bits)
+    return result
+
+
+def expected_floats(x: Array) -> Array:
+    """Return *x* rounded to three bits of mantissa, none of them under 2^-9; 448 is far from it."""
+    unit = np.exp2(np.maximum(np.floor(np.log2(np.maximum(np.abs(x), 1e-30))), -6) - 3)
+    result: Array = (np.rint(x / unit) * unit).astype(x.dtype)
     return result
 
 
@@ -213,7 +224,9 @@ def test_pages_hold_codes_where_the_layout_says(name: str, heads: int, head_dim:
                 start, stop = block_index * block, min(quantized, (block_index + 1) * block)
                 for head in range(heads):
                     codes = page_codes(page[head], layout, prefix)
-                    if tensor.quantized:
+                    if tensor.code is Code.E4M3:
+                        found = torch.from_numpy(codes.astype(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+                    elif tensor.quantized:
                         scale = page_metadata(page[head], layout, f"{prefix}_scale", tensor)
                         found = codes.astype(np.float32) * scale
                         found += page_metadata(page[head], layout, f"{prefix}_min", tensor)
@@ -280,7 +293,9 @@ def test_decode_is_attention(name: str, heads: int, head_dim: int, block: int, e
     np.testing.assert_allclose(result.received.numpy(), received, atol=3e-6)
 
 
-@pytest.mark.parametrize("name", ["int8", "int4", "int2", "k4v2-g32-r8", "kivi-k2v4-g32-r5-s3", "kivi-paper"])
+@pytest.mark.parametrize(
+    "name", ["int8", "int4", "int2", "k4v2-g32-r8", "kivi-k2v4-g32-r5-s3", "kivi-paper", "fp8_e4m3-r5-s3"]
+)
 def test_one_token_at_a_time_leaves_the_same_cache(name: str) -> None:
     layout = KVLayout(format=parse(name), kv_heads=2, head_dim=48, block_tokens=32)
     lengths = (70, 41)

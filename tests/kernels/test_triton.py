@@ -1,5 +1,6 @@
 """The Triton kernels against the reference: in Triton's interpreter, or with KVPLAN_TEST_GPU every case on a GPU."""
 
+import math
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +14,7 @@ from torch import Tensor
 from kvplan_kernels.append import gpu as gpu_append
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
-from kvplan_kernels.cases import Case, Data, Tables, all_cases, covering_cases
+from kvplan_kernels.cases import Case, Data, Tables, all_cases, covering_cases, float_code_cases
 from kvplan_kernels.decode import gpu
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.decode.result import DecodeResult
@@ -47,6 +48,10 @@ CLASSES = (
     Case(format="int8", lengths=(1500,), data=Data.SPREAD, block_tokens=16),
     Case(format="int4", lengths=(1500,), data=Data.FLAT, block_tokens=256),
     Case(format="k8v8-g64", lengths=(500,), data=Data.OFFSET, head_dim=256, gqa_ratio=1, kv_heads=1),
+    Case(format="fp8_e4m3", lengths=(300, 41), head_dim=128),
+    Case(format="fp8_e4m3-r20-s4", lengths=(210, 5), head_dim=80, queries=2, window=90, softcap=2.5, received=True),
+    Case(format="fp8_e4m3", lengths=(150, 0, 7), data=Data.TIES, block_tokens=16, tables=Tables.SHARED, positions=True),
+    Case(format="fp8_e4m3", lengths=(300,), data=Data.EXTREME, head_dim=256, gqa_ratio=1, kv_heads=1),
 )
 
 
@@ -57,7 +62,8 @@ def cost(case: Case) -> int:
 def chosen() -> list[Case]:
     if ON_GPU:
         return [*CLASSES, *(case for case in all_cases() if not case.speed)]
-    covering = [case for case in covering_cases()[::STEP] if cost(case) <= COST_MAX]
+    some = (*covering_cases()[::STEP], *float_code_cases()[::STEP])
+    covering = [case for case in some if cost(case) <= COST_MAX]
     return [*CLASSES, *(replace(c, received=c.received and cost(c) <= RECEIVED_COST_MAX) for c in covering)]
 
 
@@ -123,7 +129,9 @@ def copied(cache: LayerCache) -> LayerCache:
 
 
 def appended() -> list[Case]:
-    covering = [replace(case, received=False) for case in covering_cases()[2 :: 1 if ON_GPU else STEP]]
+    step = 1 if ON_GPU else STEP
+    some = (*covering_cases()[2::step], *float_code_cases()[2::step])
+    covering = [replace(case, received=False) for case in some]
     few = [case for case in covering if sum(case.lengths) <= TOKENS_MAX and len(case.lengths) <= SEQUENCES_MAX]
     short = [replace(case, lengths=tuple(min(length, 100) for length in case.lengths)) for case in CLASSES[::3]]
     return [*short, *few]
@@ -186,7 +194,7 @@ def test_no_sequence_reads_back_nothing() -> None:
     assert [t.shape for t in gpu_dequantize.dequantize(moved(inputs.cache), moved_batch(nobody))] == [(0, 2, 0, 64)] * 2
 
 
-@pytest.mark.parametrize("name", ["int8", "k2v4-g32", "kivi-k4v2-g32-r16"])
+@pytest.mark.parametrize("name", ["int8", "k2v4-g32", "kivi-k4v2-g32-r16", "fp8_e4m3"])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 1e38])
 def test_poison_is_counted_and_stored_alike(name: str, number: float) -> None:
     layout = KVLayout(format=parse(name), kv_heads=2, head_dim=72, block_tokens=32, order=Order.ROWS)
@@ -199,7 +207,9 @@ def test_poison_is_counted_and_stored_alike(name: str, number: float) -> None:
     batch = Batch(block_tables=table, slots=0 * one, lengths=0 * one)
     expected, found = (LayerCache.allocate(layout, blocks=layout.blocks(100), slots=1) for _ in range(2))
     expected_poison = append(expected, batch, key, value, 100 * one)
-    assert appended_to(found, batch, key, value, 100 * one) == expected_poison > 0
+    assert appended_to(found, batch, key, value, 100 * one) == expected_poison
+    overflows = bool(layout.format.key.metadata) or not math.isfinite(number)  # floats are as large as can be instead
+    assert bool(expected_poison) == overflows
     assert torch.equal(found.pages, expected.pages)
 
 
@@ -225,7 +235,7 @@ def held(name: str, poison: tuple[int, int, int], *, keys: bool) -> tuple[LayerC
     return cache, batch.after(counts), torch.randn(1, 3, 4, 64, generator=generator)
 
 
-@pytest.mark.parametrize("name", ["bf16", "int8", "k4v2-g32", "kivi-k4v2-g32-r16", "kivi-paper"])
+@pytest.mark.parametrize("name", ["bf16", "int8", "k4v2-g32", "kivi-k4v2-g32-r16", "kivi-paper", "fp8_e4m3"])
 @pytest.mark.parametrize("keys", [True, False])
 @pytest.mark.parametrize("window", [None, 120])
 def test_poison_reaches_who_sees_it_and_nobody_else(name: str, window: int | None, *, keys: bool) -> None:

@@ -52,6 +52,18 @@ def test_a_combination_without_a_kernel_is_a_cell_with_the_reason() -> None:
     assert sum(map(len, grid.groups)) == 3
 
 
+def test_a_format_that_the_kernel_does_not_read_is_a_cell_with_the_reason() -> None:
+    refused = plan_cells(WORKLOAD, SPEC, SETTING, formats=("fp8_e4m3-r16",), block_tokens=(32,))
+
+    assert refused.groups == ()
+    assert {cell.status for cell in refused.settled} == {CellStatus.UNSUPPORTED}
+    assert refused.settled[0].reason.startswith("format fp8_e4m3-r16 has no CPU kernel; ")
+
+    by_definition = replace(SETTING, kernel="reference")
+    taken = plan_cells(WORKLOAD, SPEC, by_definition, formats=("fp8_e4m3-r16",), block_tokens=(32,))
+    assert taken.settled == ()
+
+
 def test_a_bucket_longer_than_the_model_is_refused() -> None:
     workload = replace(WORKLOAD, buckets=(replace(LONG, prompt_tokens=600, share=1.0),))
 

@@ -9,6 +9,7 @@ from kvplan_kernels.format import (
     TOKEN_GROUPS,
     Axis,
     CacheFormat,
+    Code,
     Flush,
     ResidualRule,
     TensorFormat,
@@ -35,7 +36,14 @@ def formats(draw: st.DrawFn) -> CacheFormat:
     )
 
 
-@given(formats())
+@st.composite
+def float_formats(draw: st.DrawFn) -> CacheFormat:
+    stored = TensorFormat(bits=8, code=Code.E4M3)
+    residual, sinks = draw(st.integers(0, 300)), draw(st.integers(0, 40))
+    return CacheFormat(key=stored, value=stored, residual_tokens=residual, sink_tokens=sinks)
+
+
+@given(formats() | float_formats())
 def test_a_printed_name_gives_the_format_back(form: CacheFormat) -> None:
     assert parse(form.name) == form
     assert parse(str(form)).name == form.name
@@ -61,10 +69,10 @@ def test_a_name_is_refused_or_means_what_it_says(family: str, numbers: tuple[int
     assert parse(form.name) == form
 
 
-@given(st.text(max_size=20))
+@given(st.text(max_size=20) | st.from_regex(r"fp8_e4m3(-[rsg][0-9]{0,3}){0,3}", fullmatch=True))
 def test_any_other_text_is_refused_in_one_line(name: str) -> None:
     form = parsed_or_reason(name)
-    assert "\n" not in form if isinstance(form, str) else re.fullmatch(r"[a-z0-9-]+", form.name)
+    assert "\n" not in form if isinstance(form, str) else re.fullmatch(r"[a-z0-9_-]+", form.name)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +87,8 @@ def test_any_other_text_is_refused_in_one_line(name: str) -> None:
         ("int4-g64-s4", "k4v4-g64-s4"),
         ("k4v4-g64-r0", "k4v4-g64"),
         ("kivi-paper-k2v2-g32-r128", "kivi-paper"),
+        ("fp8_e4m3-r0-s0", "fp8_e4m3"),
+        ("fp8_e4m3-r128-s4", "fp8_e4m3-r128-s4"),
         ("kivi-paper-k2v2-g32-r128-s4", "kivi-paper-k2v2-g32-r128-s4"),
     ],
 )
@@ -101,11 +111,22 @@ def test_names_have_one_canonical_form(name: str, canonical: str) -> None:
         "k4v4 ",
         "K4V4",
         "k4v4-r-1",
+        "fp8",
+        "fp8_e5m2",
+        "fp8_e4m3-g64",
+        "fp8_e4m3-s4-r128",
+        "kivi-fp8_e4m3",
     ],
 )
 def test_what_has_no_kernel_is_refused(name: str) -> None:
     with pytest.raises(UnsupportedError):
         parse(name)
+
+
+def test_what_codes_stand_for_says_which_numbers_a_group_has() -> None:
+    assert parse("int8").key.metadata == ("scale", "min")
+    assert parse("fp8_e4m3").key.metadata == parse("bf16").key.metadata == ()
+    assert parse("fp8_e4m3").quantized
 
 
 @given(st.integers(0, 300), st.integers(1, 128), st.integers(0, 2000))

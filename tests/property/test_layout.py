@@ -1,5 +1,6 @@
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from math import prod
 
@@ -16,7 +17,7 @@ BITS = st.sampled_from((8, 4, 2))
 
 @st.composite
 def layouts(draw: st.DrawFn) -> KVLayout:
-    family = draw(st.sampled_from(("", "kivi-", "kivi-paper-", "bf16", "fp16")))
+    family = draw(st.sampled_from(("", "kivi-", "kivi-paper-", "fp8_e4m3", "bf16", "fp16")))
     heads, head_dim, order = draw(st.integers(1, 4)), 8 * draw(st.integers(4, 32)), draw(st.sampled_from(Order))
     if family in ("bf16", "fp16"):
         block = 16 * draw(st.integers(1, 16))
@@ -28,11 +29,15 @@ def layouts(draw: st.DrawFn) -> KVLayout:
             float_type=FloatType(family),
             order=order,
         )
-    group = draw(st.sampled_from((32, 64, 128) if family else (32, 64, 128, None)))
-    name = f"{family}k{draw(BITS)}v{draw(BITS)}" + (f"-g{group}" if group else "")
+    kivi = family.startswith("kivi")
+    group = draw(st.sampled_from((32, 64, 128) if kivi else (32, 64, 128, None)))
+    if family == "fp8_e4m3":
+        group, name = None, family
+    else:
+        name = f"{family}k{draw(BITS)}v{draw(BITS)}" + (f"-g{group}" if group else "")
     residual = (group or 0) * draw(st.integers(1, 3)) if family == "kivi-paper-" else draw(st.integers(0, 200))
     name += f"-r{residual}-s{draw(st.integers(0, 40))}"
-    step = group if family and group else 16
+    step = group if kivi and group else 16
     block = step * draw(st.integers(1, 256 // step))
     return KVLayout(format=parse(name), kv_heads=heads, head_dim=head_dim, block_tokens=block, order=order)
 
@@ -55,7 +60,8 @@ def test_codes_and_metadata_have_room_for_every_element(layout: KVLayout) -> Non
     for prefix, tensor in (("k", layout.format.key), ("v", layout.format.value)):
         held = layout.section(f"{prefix}_codes").nbytes * 8 // tensor.bits
         assert tokens * dim <= held < tokens * (dim + 16)
-        if not tensor.quantized:
+        if not tensor.metadata:
+            assert {section.name for section in layout.sections}.isdisjoint({f"{prefix}_scale", f"{prefix}_min"})
             continue
         size = tensor.group_size or dim
         groups = tokens // size * dim if tensor.axis is Axis.CHANNEL else tokens * -(-dim // size)
@@ -121,6 +127,15 @@ def test_the_logical_bytes_of_a_known_case() -> None:
     value = 128 * 2 / 8 + 2 * 4
     assert layout.quantized_tokens(1000) == (832, 832)
     assert layout.logical_bytes(1000) == 8 * (832 * (key + value) + 168 * 2 * 256)
+
+
+@given(layouts(), st.integers(0, 3000))
+def test_floats_of_8_bits_take_8_bits_an_element(layout: KVLayout, tokens: int) -> None:
+    layout = replace(layout, format=parse("fp8_e4m3"))
+    elements = 2 * layout.kv_heads * layout.head_dim
+    assert layout.logical_bytes(tokens) == tokens * elements
+    assert layout.page_bytes == layout.block_tokens * elements
+    assert layout.ring_bytes == layout.sink_bytes == 0
 
 
 def test_a_short_last_group_is_counted() -> None:

@@ -41,6 +41,7 @@ def append_counting(
     _check_tokens(cache, batch, key, value, counts)
     target = targets.target(cache.pages.device)
     targets.check_devices(cache.pages.device, cache.ring, cache.sinks, batch.lengths, key, value, counts, poisons)
+    targets.check_format(cache.layout.format, target.arch)
     if not batch.lengths.shape[0] or not key.shape[0]:
         return
     g, layout = geometry(cache.layout), cache.layout

@@ -7,11 +7,12 @@ of one KV head; of the second likewise. All arithmetic is float32, step by step 
 import triton
 import triton.language as tl
 
-from kvplan_kernels.gpu.floats import narrow, widen
+from kvplan_kernels.gpu.floats import e4m3_code, narrow, widen
 from kvplan_kernels.gpu.tokens import paged_tokens
 
 NEAREST = tl.constexpr(12582912.0)
 """1.5 x 2^23: added to a float32 under 2^22 and taken off again, it leaves the nearest integer, ties to even."""
+E4M3_NAN = tl.constexpr(0x7F)
 
 
 @triton.jit
@@ -63,6 +64,29 @@ def code_of(x, minimum, scale, poisoned, BITS: tl.constexpr):
 
 
 @triton.jit
+def float_words(
+    new, ring, token, inside, before, first_row, slot, head, stride_token, stride_head, G: tl.constexpr,
+    T: tl.constexpr, FLOAT: tl.constexpr,
+):  # fmt: skip
+    """Return the words of *token* in E4M3, int32 [tokens, words], and which tokens are poisoned."""
+    PLANES: tl.constexpr = T.planes
+    BITS: tl.constexpr = T.bits
+    bad = tl.zeros([token.shape[0]], tl.int32)
+    packed = tl.zeros([token.shape[0], T.padded], tl.int32)
+    for k in tl.static_range(PLANES):
+        x, _ = load_plane(
+            new, ring, token, inside, before, first_row, slot, head, k, stride_token, stride_head, G, T, FLOAT
+        )
+        finite = tl.abs(x) < float("inf")
+        bad += tl.sum((finite == 0).to(tl.int32), 1)
+        packed |= e4m3_code(tl.where(finite, x, 0.0)) << (BITS * k)
+    all_nan = tl.zeros([token.shape[0], T.padded], tl.int32)
+    for k in tl.static_range(PLANES):
+        all_nan |= E4M3_NAN << (BITS * k)
+    return tl.where((bad > 0)[:, None], all_nan, packed), bad > 0
+
+
+@triton.jit
 def append_pages(
     new, words, meta, pages, ring, block_tables, slots, lengths, counts, starts, poisons, stride_token, stride_head,
     table_width, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr,
@@ -73,6 +97,7 @@ def append_pages(
     PLACES: tl.constexpr = T.tokens
     GROUPS: tl.constexpr = T.groups
     CHANNEL: tl.constexpr = T.channel
+    FLOATS: tl.constexpr = T.floats
     R: tl.constexpr = TILE // PLACES
     PADDED: tl.constexpr = T.padded
     sequence = tl.program_id(1) // G.kv_heads
@@ -99,7 +124,13 @@ def append_pages(
         else:
             packed = tl.zeros([R, PADDED], tl.int32)
             kept = tl.zeros([R, 1], tl.int32)
-            if CHANNEL:
+            if FLOATS:
+                inside = (row >= first) & (row < last)
+                packed, poisoned = float_words(
+                    new, ring, row, inside, before, first_row, slot, head, stride_token, stride_head, G, T, FLOAT
+                )
+                tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
+            elif CHANNEL:
                 for k in tl.static_range(PLANES):
                     low = tl.full([PADDED], float("inf"), tl.float32)
                     high = tl.full([PADDED], float("-inf"), tl.float32)

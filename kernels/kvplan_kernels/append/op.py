@@ -24,7 +24,7 @@ APPEND: Final[Op[AppendCall]] = Op(
     reference=reference.append,
     implementations={
         "reference": Implementation(call=reference.append, missing=nothing_missing),
-        "cpu": Implementation(call=cpu.append, missing=loader.missing),
+        "cpu": Implementation(call=cpu.append, missing=loader.missing, kernel="cpu"),
         "triton": Implementation(call=gpu.append, missing=targets.missing),
     },
     cases=all_cases,

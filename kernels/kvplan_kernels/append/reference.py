@@ -98,8 +98,9 @@ def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> in
         words = section_view(page, layout, f"{prefix}_codes")
         write_words(words, layout, prefix, tensor.bits, start + torch.arange(stop - done), codes[:, done:stop])
         if quantized is not None:
-            _store_metadata(section_view(page, layout, f"{prefix}_scale"), quantized.scale, tensor, start, done, stop)
-            _store_metadata(section_view(page, layout, f"{prefix}_min"), quantized.minimum, tensor, start, done, stop)
+            for name, metadata in quantized.metadata.items():
+                stored = section_view(page, layout, f"{prefix}_{name}")
+                _store_metadata(stored, metadata, tensor, start, done, stop)
         done = stop
     return 0 if quantized is None else quantized.poisoned
 

@@ -102,6 +102,7 @@ def decode(
     target = targets.target(cache.pages.device)
     targets.check_devices(cache.pages.device, cache.ring, cache.sinks, batch.lengths, query, sink_logits, positions)
     g, form = geometry(cache.layout), cache.layout.format
+    targets.check_format(form, target.arch)
     sequences, queries, heads, _ = query.shape
     query = query if query.stride(3) == 1 else query.contiguous()
     output = torch.empty(query.shape, dtype=torch.float32, device=query.device)

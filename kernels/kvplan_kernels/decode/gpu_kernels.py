@@ -14,7 +14,7 @@ import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, product, widen
 from kvplan_kernels.gpu.tokens import paged_tokens
-from kvplan_kernels.gpu.unpack import unpack
+from kvplan_kernels.gpu.unpack import unpack, unpack_e4m3
 
 LOWEST = tl.constexpr(-1e30)
 LOG2_E = tl.constexpr(1.4426950408889634)
@@ -132,15 +132,20 @@ def dequantized(
     words, meta, slab, in_page, k, SHIFT: tl.constexpr, G: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr,
     TYPE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Return one plane's values, where its channels belong to several groups."""
+    """Return one plane's values, where codes are floats or its channels belong to several groups."""
     BITS: tl.constexpr = T.bits
+    FLOATS: tl.constexpr = T.floats
     OFFSET: tl.constexpr = 1024.0 if BITS == 8 else 128.0
-    codes = widen(unpack(words, SHIFT, BITS, ASM)) - OFFSET
-    channel = k * T.width + tl.arange(0, T.padded)
-    group = tl.minimum(channel // T.group, T.groups - 1)
-    at = slab + in_page
-    place = at[:, None] + group[None, :] * G.block if KEYS else group[:, None] * G.block + at[None, :]
-    return narrow(codes * tl.load(meta + T.scale + place) + tl.load(meta + T.minimum + place), TYPE)
+    if FLOATS:
+        found = unpack_e4m3(words, SHIFT, ASM)
+    else:
+        codes = widen(unpack(words, SHIFT, BITS, ASM)) - OFFSET
+        channel = k * T.width + tl.arange(0, T.padded)
+        group = tl.minimum(channel // T.group, T.groups - 1)
+        at = slab + in_page
+        place = at[:, None] + group[None, :] * G.block if KEYS else group[:, None] * G.block + at[None, :]
+        found = narrow(codes * tl.load(meta + T.scale + place) + tl.load(meta + T.minimum + place), TYPE)
+    return found
 
 
 # ---- scores of one sub-tile
@@ -340,6 +345,18 @@ def add_floats(
 
 
 @triton.jit
+def without_poison(words, inside, seen):
+    """Return *words* [words, tokens] of E4M3 codes without those of no token and of poisoned ones, and who sees these.
+
+    All codes of a poisoned token are NaN, so the low byte of one word tells; that of any word does.
+    """
+    poisoned = tl.max((words & 0x7F).to(tl.int32), 0) == 0x7F
+    sound = inside & (poisoned == 0)
+    reached = tl.max((seen & poisoned[:, None]).to(tl.int32), 0) > 0
+    return tl.where(sound[None, :], words, 0), reached
+
+
+@triton.jit
 def add_codes(
     acc, minima, units, shrink, weight, seen, inside, words, meta, slab, in_page, PLACE: tl.constexpr,
     G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr, MASKED: tl.constexpr,
@@ -359,8 +376,19 @@ def add_codes(
     PER_GROUP: tl.constexpr = PLANES // GROUPS
     TYPE: tl.constexpr = operand_type(FLOAT, BITS)
     WHOLE: tl.constexpr = T.whole
+    FLOATS: tl.constexpr = T.floats
     new_acc = ()
-    if WHOLE:
+    if FLOATS:
+        new_minima = minima
+        new_units = units
+        if MASKED:
+            words, reached = without_poison(words, inside, seen)
+        for k in tl.static_range(PLANES):
+            part = weigh(acc[k] * shrink[None, :], weight, unpack_e4m3(words, BITS * k, ASM), 1, TYPE)
+            if MASKED:
+                part = tl.where(reached[None, :], float("nan"), part)
+            new_acc = new_acc + (part,)
+    elif WHOLE:
         new_minima = ()
         new_units = ()
         for g in tl.static_range(GROUPS):

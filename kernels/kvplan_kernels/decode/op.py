@@ -37,7 +37,7 @@ DECODE: Final[Op[DecodeCall]] = Op(
     reference=reference.decode,
     implementations={
         "reference": Implementation(call=reference.decode, missing=nothing_missing),
-        "cpu": Implementation(call=cpu.decode, missing=loader.missing),
+        "cpu": Implementation(call=cpu.decode, missing=loader.missing, kernel="cpu"),
         "triton": Implementation(call=gpu.decode, missing=targets.missing),
     },
     cases=all_cases,

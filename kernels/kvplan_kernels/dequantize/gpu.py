@@ -36,6 +36,7 @@ def dequantize_tokens(cache: LayerCache, batch: Batch, tokens: int) -> tuple[Ten
     check_buffers(cache, batch)
     device, g = cache.pages.device, geometry(cache.layout)
     target = targets.target(device)
+    targets.check_format(cache.layout.format, target.arch)
     targets.check_devices(device, cache.ring, cache.sinks, batch.lengths, batch.slots, batch.block_tables)
     shape, dtype = (batch.lengths.shape[0], g.kv_heads, tokens, g.head_dim), TORCH_FLOAT[cache.layout.float_type]
     key, value = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))

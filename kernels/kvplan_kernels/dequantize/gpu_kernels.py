@@ -13,7 +13,7 @@ import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, widen
 from kvplan_kernels.gpu.tokens import paged_tokens
-from kvplan_kernels.gpu.unpack import unpack
+from kvplan_kernels.gpu.unpack import unpack, unpack_e4m3
 
 
 @triton.jit
@@ -44,6 +44,7 @@ def write_codes(
     BITS: tl.constexpr = T.bits
     PLANES: tl.constexpr = T.planes
     PLACES: tl.constexpr = T.tokens
+    FLOATS: tl.constexpr = T.floats
     OFFSET: tl.constexpr = 1024.0 if BITS == 8 else 128.0
     i = tl.arange(0, T.padded)
     in_page = token % G.block
@@ -53,11 +54,14 @@ def write_codes(
         row = (token + p).to(tl.int64) * G.head_dim
         mask = (token + p < paged)[:, None] & (i < T.width)[None, :]
         for k in tl.static_range(PLANES):
-            code = widen(unpack(held, BITS * (p * PLANES + k), BITS, ASM)) - OFFSET
-            scale = metadata_of(meta + T.scale, slab, in_page + p, k, G, T)
-            minimum = metadata_of(meta + T.minimum, slab, in_page + p, k, G, T)
-            value = narrow(code * scale + minimum, FLOAT).to(tl.uint16, bitcast=True)
-            tl.store(out + row[:, None] + (k * T.width + i)[None, :], value, mask=mask)
+            if FLOATS:
+                value = widen(unpack_e4m3(held, BITS * (p * PLANES + k), ASM))
+            else:
+                code = widen(unpack(held, BITS * (p * PLANES + k), BITS, ASM)) - OFFSET
+                scale = metadata_of(meta + T.scale, slab, in_page + p, k, G, T)
+                value = code * scale + metadata_of(meta + T.minimum, slab, in_page + p, k, G, T)
+            bits = narrow(value, FLOAT).to(tl.uint16, bitcast=True)
+            tl.store(out + row[:, None] + (k * T.width + i)[None, :], bits, mask=mask)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ DEQUANTIZE: Final[Op[DequantizeCall]] = Op(
     reference=reference.dequantize,
     implementations={
         "reference": Implementation(call=reference.dequantize, missing=nothing_missing),
-        "cpu": Implementation(call=cpu.dequantize, missing=loader.missing),
+        "cpu": Implementation(call=cpu.dequantize, missing=loader.missing, kernel="cpu"),
         "triton": Implementation(call=gpu.dequantize, missing=targets.missing),
     },
     cases=all_cases,

@@ -32,6 +32,22 @@ def widen(x):
 
 
 @triton.jit
+def e4m3_code(x):
+    """Return the E4M3 code of finite float32 *x*, int32: the nearest, ties to even, of at most +-448.
+
+    Integers and one float32 sum: conversions to 8-bit floats differ between devices, and the interpreter's are its own.
+    """
+    size = tl.minimum(tl.abs(x), 448.0)
+    bits = size.to(tl.int32, bitcast=True)
+    # Three bits of mantissa stay of 23; 120 is the difference of the exponents' biases.
+    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
+    # The last bit of 2^14 is 2^-9, the least code: adding rounds to whole ones.
+    denormal = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
+    return tl.where(size < 0.015625, denormal, normal) | sign
+
+
+@triton.jit
 def product(a, b, acc):
     """Return acc + a times b, matrices of 16-bit floats, in float32.
 

@@ -3,7 +3,7 @@
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kvplan_kernels.format import Axis, Flush, TensorFormat, UnsupportedError
+from kvplan_kernels.format import Axis, Code, Flush, TensorFormat, UnsupportedError
 from kvplan_kernels.layout import ROW_PLANES, KVLayout, Order
 
 ITEM_BYTES: Final = 2
@@ -23,7 +23,9 @@ class TensorGeometry(NamedTuple):
         channel: Whether tokens of a channel share a scale.
         group: Elements that share a scale, along its axis.
         groups: Groups of channels that a token has; 1 where tokens share a scale.
-        whole: Whether each plane of channels lies in one group.
+        floats: Whether codes are E4M3 floats, which have neither scale nor minimum.
+        whole: Whether codes are integers and each plane of channels lies in one group, so that the codes themselves are
+            multiplied and scale and minimum come afterwards; codes become values first where not.
         codes: Start of the codes in a slab.
         scale: Start of the scales in a slab.
         minimum: Start of the minima in a slab.
@@ -42,6 +44,7 @@ class TensorGeometry(NamedTuple):
     channel: bool
     group: int
     groups: int
+    floats: bool
     whole: bool
     codes: int
     scale: int
@@ -135,6 +138,8 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
     if channel and tensor.group_size is None:
         raise UnsupportedError(f"format {layout.format}: a group size is needed where tokens share a scale")
     group = tensor.group_size or layout.head_dim
+    one_group = channel or group >= layout.head_dim or group % width == 0
+    floats = tensor.quantized and tensor.code is Code.E4M3
     return TensorGeometry(
         bits=tensor.bits,
         planes=planes,
@@ -144,7 +149,8 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
         channel=channel,
         group=group,
         groups=1 if channel else -(-layout.head_dim // group),
-        whole=channel or group >= layout.head_dim or group % width == 0,
+        floats=floats,
+        whole=one_group and not floats,
         codes=offsets[f"{prefix}_codes"],
         scale=offsets.get(f"{prefix}_scale", 0),
         minimum=offsets.get(f"{prefix}_min", 0),

@@ -9,13 +9,16 @@ from typing import Any, Final
 
 import torch
 
-from kvplan_kernels.format import FloatType, UnsupportedError
+from kvplan_kernels.format import CacheFormat, Code, FloatType, UnsupportedError
 
 INTERPRET: Final = "TRITON_INTERPRET"
 """Set to 1 before Triton is imported, kernels run in its interpreter, on the CPU."""
 _PROGRAMS_PER_MULTIPROCESSOR: Final = 4
 """Of two warps and some 220 registers each."""
 _INTERPRETED_PROGRAMS: Final = 24
+_CUDA: Final = "sm_"
+_FIRST: Final = {Code.E4M3: 89}
+"""NVIDIA's first architecture with instructions that read such codes (PTX ISA 8.1, cvt)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,13 @@ class Target:
     Attributes:
         programs: Programs that run at once.
         asm: Whether it takes NVIDIA's PTX.
+        arch: Its architecture, such as sm_90; "" in the interpreter and where it does not matter.
     """
 
     programs: int
     asm: bool
     device: torch.device
+    arch: str = ""
 
     def current(self) -> AbstractContextManager[object]:
         """Return a context in which kernels are launched on the device: Triton takes the current one."""
@@ -70,7 +75,25 @@ def target(device: torch.device) -> Target:
         raise UnsupportedError(f"the Triton kernels take tensors on a GPU, got one on {device}")
     properties = torch.cuda.get_device_properties(device)
     programs = properties.multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
-    return Target(programs=programs, asm=torch.version.hip is None, device=device)
+    asm = torch.version.hip is None
+    arch = f"{_CUDA}{properties.major}{properties.minor}" if asm else ""
+    return Target(programs=programs, asm=asm, device=device, arch=arch)
+
+
+def check_format(form: CacheFormat, arch: str) -> None:
+    """Refuse a format whose codes *arch*, such as sm_90, has no instructions for.
+
+    Raises:
+        UnsupportedError: It has none.
+    """
+    if not arch.startswith(_CUDA):
+        return  # The interpreter and AMD's devices unpack all codes with integers.
+    for tensor in (form.key, form.value):
+        first = _FIRST.get(tensor.code, 0)
+        if tensor.quantized and int(arch.removeprefix(_CUDA)) < first:
+            raise UnsupportedError(
+                f"format {form} on {arch}: instructions that convert {tensor.code} start with {_CUDA}{first}"
+            )
 
 
 def check_devices(device: torch.device, *tensors: torch.Tensor | None) -> None:

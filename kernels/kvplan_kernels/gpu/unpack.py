@@ -3,6 +3,8 @@
 A code in the low bits of a float's mantissa, below an exponent at which one unit is 1, is that float's offset from a
 power of two: 128 + code in bf16, which has 7 bits of mantissa, and 1024 + code in fp16 for codes of 8 bits. Whoever
 multiplies the floats takes the offset off again with the sum of the other operands.
+
+A code that is an E4M3 float becomes fp16, which holds all of them: by NVIDIA's own instruction, or in its bits.
 """
 
 import triton
@@ -37,4 +39,32 @@ def unpack(words, SHIFT: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
             floats = tl.inline_asm_elementwise(TEXT, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
     else:
         floats = (((words >> SHIFT) & MASK) | EXPONENT).to(tl.uint16).to(TYPE, bitcast=True)
+    return floats
+
+
+@triton.constexpr_function
+def e4m3_asm_text(shift: int) -> str:
+    """Return PTX that makes fp16 of the E4M3 codes at bit *shift*, 0 or 8, of two 16-bit words in a 32-bit register.
+
+    The bytes are put in the order of planes, the same for both of them, so that the assembler does it once.
+    """
+    half = "hi" if shift else "lo"
+    gather = "prmt.b32 t, $1, 0, 0x3120; mov.b32 {lo, hi}, t;"
+    return f"{{ .reg .b32 t; .reg .b16 lo, hi; {gather} cvt.rn.f16x2.e4m3x2 $0, {half}; }}"
+
+
+@triton.jit
+def unpack_e4m3(words, SHIFT: tl.constexpr, ASM: tl.constexpr):
+    """Return fp16 of the E4M3 codes at bit SHIFT, 0 or 8, of uint16 *words*.
+
+    Without ASM sign, exponent and mantissa go where fp16 has them; its exponents are 8 less for the same number.
+    """
+    if ASM:
+        TEXT: tl.constexpr = e4m3_asm_text(SHIFT)
+        floats = tl.inline_asm_elementwise(TEXT, "=r,r", [words], dtype=tl.float16, is_pure=True, pack=2)
+    else:
+        code = (words >> SHIFT) & 0xFF
+        size = code & 0x7F
+        bits = tl.where(size == 0x7F, 0x7E00, size << 7) | ((code & 0x80) << 8)
+        floats = bits.to(tl.uint16).to(tl.float16, bitcast=True) * 256.0
     return floats

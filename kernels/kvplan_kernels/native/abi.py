@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvplan_kernels.cache import Batch, LayerCache
-from kvplan_kernels.format import Axis, FloatType, TensorFormat, UnsupportedError
+from kvplan_kernels.format import Axis, FloatType, TensorFormat, UnsupportedError, check_kernel
 from kvplan_kernels.layout import KVLayout, Order
 
 ABI_VERSION: Final = 1
@@ -110,7 +110,12 @@ def declare(library: ctypes.CDLL) -> None:
 
 @lru_cache(maxsize=64)
 def layout_struct(layout: KVLayout) -> Layout:
-    """Return *layout* as the kernels read it."""
+    """Return *layout* as the kernels read it.
+
+    Raises:
+        UnsupportedError: They read no such codes.
+    """
+    check_kernel("cpu", layout.format)
     if layout.order is not Order.LANES:
         raise UnsupportedError(f"the CPU kernels read codes in lanes, the cache holds them in {layout.order}")
     if layout.format.value.axis is Axis.CHANNEL:
