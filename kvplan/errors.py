@@ -73,6 +73,12 @@ class DoesNotFitError(KvplanError):
     status = ExitStatus.NOT_MET
 
 
+class NotRecordedError(KvplanError):
+    """A call that a device cannot record and replay: something in it waits for the host."""
+
+    status = ExitStatus.UNSUPPORTED
+
+
 class MismatchError(KvplanError):
     """A measured figure disagrees with the predicted one."""
 

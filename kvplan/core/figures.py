@@ -76,6 +76,7 @@ _ALL: Final = (
     FigureSpec("model_resident_bytes", "bytes", FigureKind.INFO, "memory that loading the model added on the device"),
 )
 _OF_GPU: Final = {
+    "tpot_launched_s": "tpot_s as Python launches it, kernel by kernel; tpot_s is recorded in a CUDA graph there",
     "allocator_peak_bytes": "most bytes of tensors at once, by torch's allocator",
     "allocator_reserved_bytes": "what torch's allocator took of the device",
     "own_device_bytes": "what the process holds of the device, by NVML",
@@ -88,6 +89,9 @@ FIGURES: Final = {
     spec.name: spec
     for spec in (
         *_ALL,
-        *(FigureSpec(name, "bytes", FigureKind.INFO, f"GPU: {what}", of_gpu=True) for name, what in _OF_GPU.items()),
+        *(
+            FigureSpec(name, "s" if name.endswith("_s") else "bytes", FigureKind.INFO, f"GPU: {what}", of_gpu=True)
+            for name, what in _OF_GPU.items()
+        ),
     )
 }

@@ -74,7 +74,7 @@ def fitting_copies(
 
 def reads_between(device: Device, reads: Sequence[int]) -> Sequence[int]:
     """Return *reads* of each bed in a round, as `fitting_copies` takes them: no bound where a bed is sampled alone."""
-    return [_UNBOUNDED] * len(reads) if device.samples_a_bed_at_once else reads
+    return [_UNBOUNDED] * len(reads) if device.records else reads
 
 
 def synthetic(layout: KVLayout, tokens: int, device: str = "cpu", *, seed: int = SEED) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 from typing import Any, Final
 
 from kvplan.core.specs import DeviceInfo, DeviceKind
-from kvplan.errors import UnsupportedFormatError
+from kvplan.errors import NotRecordedError, UnsupportedFormatError
 from kvplan.measure.device import CpuDevice, MemoryFigures, Usage
 from kvplan.measure.nvml import GpuState, open_nvml
 
@@ -88,7 +88,7 @@ class CudaDevice:
         return self._name
 
     @property
-    def samples_a_bed_at_once(self) -> bool:
+    def records(self) -> bool:
         """One graph holds a whole rotation over a bed's copies."""
         return True
 
@@ -111,15 +111,22 @@ class CudaDevice:
     def repeated(self, call: Callable[[], object], times: int) -> Callable[[], object]:
         """Return the replay of a CUDA graph, as engines launch a decode step: nothing waits for the host.
 
-        What reads something back from the device cannot be recorded, and is an error of CUDA's.
+        Raises:
+            NotRecordedError: The call reads something back from the device, or does else what no graph holds.
         """
         cuda = self._torch.cuda
         with cuda.device(self._name):
             self._pool = self._pool or cuda.graph_pool_handle()
             graph = cuda.CUDAGraph()
-            with cuda.graph(graph, pool=self._pool):
-                for _ in range(times):
-                    call()
+            try:
+                with cuda.graph(graph, pool=self._pool):
+                    for _ in range(times):
+                        call()
+            except cuda.OutOfMemoryError:
+                raise
+            except RuntimeError as error:
+                line = str(error).strip().partition("\n")[0]
+                raise NotRecordedError(f"a CUDA graph cannot hold the call: {line}") from error
         return graph.replay  # type: ignore[no-any-return]
 
     def available_bytes(self) -> int:

@@ -48,8 +48,11 @@ class Device(Protocol):
         ...
 
     @property
-    def samples_a_bed_at_once(self) -> bool:
-        """Whether a sample takes all copies of one bed before the next bed's, so that each outgrows the cache alone."""
+    def records(self) -> bool:
+        """Whether it records calls and replays them without the host.
+
+        A sample then takes all copies of one bed before the next bed's, so that each has to outgrow the cache alone.
+        """
         ...
 
     def now(self) -> float:
@@ -142,7 +145,7 @@ class CpuDevice:
         return "cpu"
 
     @property
-    def samples_a_bed_at_once(self) -> bool:
+    def records(self) -> bool:
         """A call of one bed follows another's, copy by copy."""
         return False
 
@@ -241,7 +244,7 @@ class FakeDevice:
         return "cpu"
 
     @property
-    def samples_a_bed_at_once(self) -> bool:
+    def records(self) -> bool:
         """As a processor."""
         return False
 

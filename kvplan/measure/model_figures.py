@@ -1,15 +1,16 @@
 """The figures of the real model: prefill, and whole decode steps with the cache in each format."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from kvplan.core.records import CellKey, Load
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill
-from kvplan.errors import DoesNotFitError
+from kvplan.errors import DoesNotFitError, NotRecordedError
 from kvplan.measure.device import Device
 from kvplan.measure.jobs import Job
 from kvplan.measure.kernel_figures import baseline_key
@@ -24,6 +25,8 @@ from kvplan_kernels.layout import order_of
 MEMORY_SHARE: Final = 0.85
 WARMUP_STEPS: Final = 2
 WARMUP_TOKENS: Final = 64
+TPOT: Final = "tpot_s"
+TPOT_LAUNCHED: Final = "tpot_launched_s"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,7 @@ class ModelBench:
         self._keys = tuple(keys)
         self._baseline = baseline_key(keys, loaded.spec)
         self._steps = WARMUP_STEPS + job.effort.step_samples
+        self._unrecorded = ""
 
     def measure(self) -> tuple[dict[CellKey, dict[str, tuple[float, ...]]], dict[CellKey, dict[str, str]]]:
         """Return samples by cell and figure, and why others are absent.
@@ -60,6 +64,9 @@ class ModelBench:
                 reason = f"a 16-bit cache takes {format_bytes(base)} more and does not fit"
                 missing[part.keys[0]]["tpot_16bit_s"] = reason
             found |= self._measure_part(part)
+        if self._unrecorded:
+            for key in self._keys:
+                missing[key] |= dict.fromkeys((TPOT, "tpot_16bit_s"), self._unrecorded)
         return found, missing
 
     def _parts(self, base_bytes: int) -> list[_Part]:
@@ -90,17 +97,36 @@ class ModelBench:
         self._warm_up(runtimes[keys[0]])
         for load in keys[0].loads:
             self._fill(load, runtimes, sequences, figures)
-        calls = {key.label: self._step(runtimes[key], sequences[key]) for key in keys}
-        sampling = Sampling(
-            samples=self._job.effort.step_samples, warmups=WARMUP_STEPS, repeated=False,
-            budget_s=self._job.effort.step_budget_s,
-        )  # fmt: skip
-        times = sample_interleaved(self._device, calls, sampling)
-        for key in keys:
-            figures[key]["tpot_s"] = times[key.label]
-            if part.paired:
-                figures[key]["tpot_16bit_s"] = times[self._baseline.label]
+        for name, times in self._sample_steps(runtimes, sequences).items():
+            for key in keys:
+                figures[key][name] = times[key.label]
+            if part.paired and name == TPOT:
+                for key in keys:
+                    figures[key]["tpot_16bit_s"] = times[self._baseline.label]
         return {key: figures[key] for key in part.keys}
+
+    def _sample_steps(
+        self, runtimes: dict[CellKey, Runtime], sequences: dict[CellKey, list[CachedSequence]]
+    ) -> dict[str, dict[str, tuple[float, ...]]]:
+        """Return samples of a step by figure and cell: where a device records calls, launched from Python and recorded.
+
+        The recorded step is the one that engines take. It comes last, since it is done over and over at one length.
+        """
+        effort = self._job.effort
+        sampling = Sampling(
+            samples=effort.step_samples, warmups=WARMUP_STEPS, repeated=False, budget_s=effort.step_budget_s
+        )
+        calls = {key.label: self._step(runtimes[key], sequences[key]) for key in runtimes}
+        launched = sample_interleaved(self._device, calls, sampling)
+        if not self._device.records:
+            return {TPOT: launched}
+        once = {key.label: self._recordable(runtimes[key], sequences[key]) for key in runtimes}
+        try:
+            recorded = sample_interleaved(self._device, once, replace(sampling, repeated=True, sample_s_min=0.0))
+        except NotRecordedError as error:
+            self._unrecorded = f"{error.message}; {TPOT_LAUNCHED} is there"
+            return {TPOT_LAUNCHED: launched}
+        return {TPOT_LAUNCHED: launched, TPOT: recorded}
 
     def _runtime(self, key: CellKey) -> Runtime:
         form = parse(key.format)
@@ -159,8 +185,16 @@ class ModelBench:
             sequences.append(sequence)
         return sequences
 
+    def _recordable(self, runtime: Runtime, sequences: list[CachedSequence]) -> Call:
+        for sequence in sequences:
+            sequence.length -= 1  # the last step's place: the pool holds no token more than full length
+        return runtime.recordable(sequences, self._next_tokens(len(sequences)))
+
+    def _next_tokens(self, sequences: int) -> Tensor:
+        return torch.tensor(_tokens(self._spec, sequences), dtype=torch.int64, device="cpu")[:, None]
+
     def _step(self, runtime: Runtime, sequences: list[CachedSequence]) -> Call:
-        token_ids = torch.tensor(_tokens(self._spec, len(sequences)))[:, None]
+        token_ids = self._next_tokens(len(sequences))
         return lambda: runtime.step(sequences, token_ids)
 
 

@@ -75,6 +75,6 @@ def _sampler(device: Device, call: Call, sampling: Sampling, rotation: int) -> _
     if not sampling.repeated:
         return _Sampler(call, 1)
     times = 1 if last <= 0.0 else min(INNER_MAX, max(1, ceil(sampling.sample_s_min / last)))
-    if device.samples_a_bed_at_once:
+    if device.records:
         times = ceil(times / rotation) * rotation
     return _Sampler(device.repeated(call, times), times)

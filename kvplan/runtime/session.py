@@ -66,6 +66,15 @@ class _Chunk:
     counts: Tensor
 
 
+@dataclass(frozen=True, kw_only=True, eq=False, slots=True)
+class _Inputs:
+    """What a forward pass over the paged cache takes, on the device."""
+
+    token_ids: Tensor
+    positions: Tensor
+    chunks: list[_Chunk]
+
+
 class _StepBase:
     """The order of calls that every step insists on: a layer hands over, then it attends."""
 
@@ -236,6 +245,21 @@ class Runtime:
             raise ValueError(f"{token_ids.shape[1]} tokens a step: 1 to {QUERIES_MAX}")
         return self._run(sequences, token_ids, [token_ids.shape[1]], last_only=False)
 
+    def recordable(self, sequences: list[CachedSequence], token_ids: Tensor) -> Callable[[], Tensor]:
+        """Return a call that does the next step of *sequences* and reads nothing back, so that a device can record it.
+
+        It stores the same tokens at the same place every time; the sequences do not grow.
+
+        Args:
+            sequences: Of any lengths.
+            token_ids: As of `step`.
+
+        Raises:
+            DoesNotFitError: The pool is full.
+        """
+        inputs = self._inputs(sequences, token_ids, [token_ids.shape[1]])
+        return lambda: self._compute(inputs, Spent(), last_only=False)[0]
+
     def fork(self, sequence: CachedSequence, count: int, *, copy: bool = False) -> list[CachedSequence]:
         """Return *count* sequences that go on from *sequence*; see `CachePool.fork`."""
         return self.pool.fork(sequence, count, copy=copy)
@@ -248,18 +272,27 @@ class Runtime:
         self, sequences: list[CachedSequence], token_ids: Tensor, sizes: Sequence[int], *, last_only: bool
     ) -> Tensor:
         started = perf_counter()
+        self.spent = Spent()
+        logits, poisons = self._compute(self._inputs(sequences, token_ids, sizes), self.spent, last_only=last_only)
+        for sequence in sequences:
+            sequence.length += token_ids.shape[1]
+        self.spent.poisoned_groups = int(poisons.item())  # waits for the device
+        self.spent.total_s = perf_counter() - started
+        return logits
+
+    def _inputs(self, sequences: list[CachedSequence], token_ids: Tensor, sizes: Sequence[int]) -> _Inputs:
         tokens, device = token_ids.shape[1], self.ops.device
         for sequence in sequences:
             self.pool.grow(sequence, tokens)
-        batch, self.spent = self.pool.batch(sequences), Spent()
+        batch = self.pool.batch(sequences)
         positions = batch.lengths.to(torch.int64)[:, None] + torch.arange(tokens, device=device)
-        step = _PagedStep(self, _chunks(batch, sizes), self.spent)
-        logits = run_step(self.loaded, self._model_cache, step, token_ids.to(device), positions, last_only=last_only)
-        for sequence in sequences:
-            sequence.length += tokens
-        self.spent.poisoned_groups = int(step.poisons.item())  # waits for the device
-        self.spent.total_s = perf_counter() - started
-        return logits
+        return _Inputs(token_ids=token_ids.to(device), positions=positions, chunks=_chunks(batch, sizes))
+
+    def _compute(self, inputs: _Inputs, spent: Spent, *, last_only: bool) -> tuple[Tensor, Tensor]:
+        """Return logits, and the number of groups found poisoned."""
+        step = _PagedStep(self, inputs.chunks, spent)
+        logits = run_step(self.loaded, self._model_cache, step, inputs.token_ids, inputs.positions, last_only=last_only)
+        return logits, step.poisons
 
 
 def prefill_exact(targets: Sequence[Runtime], token_ids: Sequence[int]) -> list[Prefilled]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kvplan.core.specs import DeviceKind
-from kvplan.errors import InputError, MissingPartError, UnsupportedFormatError
+from kvplan.errors import InputError, MissingPartError, NotRecordedError, UnsupportedFormatError
 from kvplan.measure import cuda, devices
 from kvplan.measure.cuda import CudaDevice
 from kvplan.measure.devices import open_device
@@ -47,6 +47,8 @@ class FakeCuda:
             self.clock_s += seconds
         else:
             self.recording.append(seconds)
+
+    OutOfMemoryError = torch.OutOfMemoryError
 
     def is_available(self) -> bool:
         return True
@@ -187,7 +189,15 @@ def test_a_sample_replays_one_graph_of_whole_rotations(fake: FakeCuda) -> None:
     assert len(fake.pools) == 1
 
 
-def test_steps_of_a_model_are_not_recorded(fake: FakeCuda) -> None:
+def test_what_cannot_be_recorded_is_told_in_one_line(fake: FakeCuda) -> None:
+    def waits() -> None:
+        raise RuntimeError("CUDA error: operation not permitted when stream is capturing\nFor debugging ...")
+
+    with pytest.raises(NotRecordedError, match=r"operation not permitted when stream is capturing$"):
+        CudaDevice().repeated(waits, 1)
+
+
+def test_launched_steps_are_not_recorded(fake: FakeCuda) -> None:
     sample_interleaved(CudaDevice(), {"step": lambda: fake.run(1e-4)}, Sampling(samples=3, repeated=False))
 
     assert fake.graphs == 0

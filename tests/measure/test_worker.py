@@ -12,7 +12,7 @@ from kvplan.core.figures import FIGURES
 from kvplan.core.records import CellKey, CellStatus
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Target, Workload
-from kvplan.errors import MismatchError
+from kvplan.errors import MismatchError, NotRecordedError
 from kvplan.measure import worker
 from kvplan.measure.cells import Setting, exact_figures, plan_cells
 from kvplan.measure.device import CpuDevice
@@ -104,6 +104,41 @@ def test_interleaved_16_bit_times_are_those_of_the_16_bit_cell(run: Callable[[Jo
 
     whole = next(message for key, message in found.items() if key.format == "bf16")
     assert all(message.figures["tpot_16bit_s"] == whole.figures["tpot_s"] for message in found.values())
+
+
+class Recording(SmallCache):
+    """A processor that records as a GPU does, by looping; calls of the kind `unrecordable` it refuses."""
+
+    unrecordable = ""
+
+    @property
+    def records(self) -> bool:
+        return True
+
+    def repeated(self, call: Callable[[], object], times: int) -> Callable[[], object]:
+        if self.unrecordable and self.unrecordable in getattr(call, "__qualname__", ""):
+            raise NotRecordedError("a CUDA graph cannot hold the call: operation not permitted")
+        return super().repeated(call, times)
+
+
+@pytest.mark.parametrize("unrecordable", ["", "recordable"])
+def test_where_calls_are_recorded_a_step_is_timed_both_ways(
+    unrecordable: str, run: Callable[[Job], list[Message]], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "open_device", Recording)
+    monkeypatch.setattr(Recording, "unrecordable", unrecordable)
+
+    found = cells(run(replace(job, groups=job.groups[1:2])))
+
+    for message in found.values():
+        assert len(message.figures["tpot_launched_s"]) == 3
+        assert len(message.figures["decode_fused_s"]) == 4
+        if not unrecordable:
+            assert len(message.figures["tpot_s"]) == len(message.figures["tpot_16bit_s"]) == 3
+            continue
+        for name in ("tpot_s", "tpot_16bit_s", "quantize_share"):
+            assert name not in message.figures
+            assert message.missing[name].startswith("a CUDA graph cannot hold the call")
 
 
 def test_appending_covers_a_flush_of_every_format(run: Callable[[Job], list[Message]], job: Job) -> None:

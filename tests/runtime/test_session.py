@@ -253,3 +253,19 @@ def test_steps_of_more_than_32_tokens_are_a_misuse(build: Build) -> None:
     sequence = run.prefill(token_ids(4)).sequence
     with pytest.raises(ValueError, match="33 tokens a step"):
         run.step([sequence], torch.tensor([token_ids(33)]))
+
+
+def test_a_recordable_step_is_the_next_step_again_and_again(build: Callable[..., LoadedModel]) -> None:
+    runtime = Runtime(
+        build("Llama"), parse("kivi-k4v4-g32-r16"), block_tokens=32, blocks=8, slots=2, kernel="reference"
+    )
+    first = runtime.prefill([5, 6, 7] * 20).sequence
+    sequences = [first, *runtime.fork(first, 1, copy=True)]
+    token_ids = torch.tensor([[3], [4]])
+
+    call = runtime.recordable(sequences, token_ids)
+    found = [call(), call()]
+
+    assert [sequence.length for sequence in sequences] == [60, 60]
+    expected = runtime.step(sequences, token_ids)
+    assert all(torch.equal(one, expected) for one in found)
