@@ -108,7 +108,7 @@ def launch(job: Job, limit_s: float = LIMIT_S) -> Generator[Message, None, None]
                 yield DECODER.decode(line)
             _await_end(process, limit_s)
         finally:
-            _end(process)
+            end_group(process)
         if process.returncode:
             raise WorkerDiedError(process.returncode, telling_line(_read(errors)))
 
@@ -138,8 +138,10 @@ def _await_end(process: "subprocess.Popen[bytes]", limit_s: float) -> None:
         time.sleep(_LOOK_S)
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def end_group(process: "subprocess.Popen[bytes]") -> None:
     """End a process and all that it started; how it ended by itself stays known."""
+    if process.returncode is not None:
+        return  # its number may be another's by now
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     with suppress(subprocess.TimeoutExpired):

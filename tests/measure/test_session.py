@@ -177,19 +177,22 @@ def test_what_was_killed_on_a_gpu_is_not_measured_on_it(worker: Any, run: Run) -
             raise AssertionError("asked in the session's own process")
 
     worker.script, device = script, Silent()
-    device.info = replace(device.info, kind="cuda")  # type: ignore[arg-type]
+    device.info = replace(device.info, kind=DeviceKind.CUDA)
 
     assert {cell.reason for cell in run(repeats=1, device=device).cells} == {
         "the system ended it (SIGKILL), as it does when memory runs out"
     }
 
 
-@pytest.mark.parametrize(("asked", "kind", "limit_s"), [(None, "cpu", 21600), (None, "cuda", 1800), (90, "cuda", 90)])
+@pytest.mark.parametrize(
+    ("asked", "kind", "limit_s"),
+    [(None, DeviceKind.CPU, 21600), (None, DeviceKind.CUDA, 1800), (90, DeviceKind.CUDA, 90)],
+)
 def test_the_limit_is_the_users_or_the_devices(
-    worker: Any, run: Run, asked: float | None, kind: str, limit_s: float
+    worker: Any, run: Run, asked: float | None, kind: DeviceKind, limit_s: float
 ) -> None:
     device = FakeDevice()
-    device.info = replace(device.info, kind=DeviceKind.CPU if kind == "cpu" else kind)  # type: ignore[arg-type]
+    device.info = replace(device.info, kind=kind)
 
     run(repeats=1, device=device, cell_timeout_s=asked)
 
