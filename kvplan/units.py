@@ -19,6 +19,7 @@ _BYTES: Final = {
 }
 _BYTES_MAX: Final = 2**63
 _PLAIN_BYTES_MIN: Final = 2**20
+_SECONDS: Final = {"ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0}
 _QUANTITY: Final = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z%]*)\s*")
 
 
@@ -62,6 +63,21 @@ def parse_share(text: str | float) -> float:
     return float(match[1]) / 100 if match[2] else float(match[1])
 
 
+def parse_seconds(text: str) -> float:
+    """Return the seconds of a length of time; one without a unit is refused, since it could be any.
+
+    Raises:
+        InputError: No such time, or none at all.
+
+    >>> parse_seconds("30min")
+    1800.0
+    """
+    match = _QUANTITY.fullmatch(text)
+    if match is None or match[2] not in _SECONDS or not float(match[1]):
+        raise InputError(f"{text!r} is no length of time", hint="write it as 90s, 30min or 2h")
+    return float(match[1]) * _SECONDS[match[2]]
+
+
 def format_bytes(count: float, *, digits: int = 1) -> str:
     """Return *count* bytes in the largest binary unit that leaves at least one.
 
@@ -84,6 +100,16 @@ def format_seconds(seconds: float) -> str:
         if abs(seconds) * factor >= 1:
             return f"{_significant(seconds * factor)} {unit}"
     return f"{_significant(seconds * 1e9)} ns"
+
+
+def format_limit(seconds: float) -> str:
+    """Return a limit as people set it, in the largest unit that leaves a whole number.
+
+    >>> format_limit(1800), format_limit(90), format_limit(0.5)
+    ('30 min', '90 s', '0.5 s')
+    """
+    unit = next((name for name in ("h", "min") if seconds % _SECONDS[name] == 0), "s")
+    return f"{seconds / _SECONDS[unit]:g} {unit}"
 
 
 def _significant(value: float) -> str:

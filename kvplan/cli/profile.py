@@ -43,6 +43,10 @@ _RETRIES: Final = typer.Option(
 _TOLERANCE: Final = typer.Option(
     "10%", "--max-disturbance", help="Core time that other processes may take before a repeat counts as disturbed."
 )
+_CELL_TIMEOUT: Final = typer.Option(
+    None, help="How long starting, or one group of cells, may take before the measuring process counts as hung, as "
+    "30min or 2h. Default: 30min on a GPU, 6h on a processor.", show_default=False,
+)  # fmt: skip
 _QUICK: Final = typer.Option(False, "--quick", help="Fewer samples, repeats and documents.")
 _RESUME: Final = typer.Option(False, "--resume", help="Go on with an interrupted run's journal.")
 _FORCE: Final = typer.Option(False, "--force", help="Overwrite the profile and its journal.")
@@ -74,6 +78,7 @@ def profile_command(
     repeats: int | None = _REPEATS,
     retries: int | None = _RETRIES,
     max_disturbance: str = _TOLERANCE,
+    cell_timeout: str | None = _CELL_TIMEOUT,
     quick: bool = _QUICK,
     resume: bool = _RESUME,
     force: bool = _FORCE,
@@ -98,6 +103,7 @@ def profile_command(
     request = _request(
         model, asked, device=open_device(name).torch_name, formats=formats, blocks=block_size, prefill=prefill,
         kernel=kernel, threads=threads, repeats=repeats, retries=retries, max_disturbance=max_disturbance, quick=quick,
+        cell_timeout=cell_timeout,
     )  # fmt: skip
     machine = open_device(name, request.kernel_name.rpartition("/")[2])
     try:
@@ -165,7 +171,7 @@ def _workload(model: str, path: Path | None) -> "Workload":
 def _request(
     model: str, asked: "Workload", *, device: str, formats: list[str], blocks: list[int], prefill: str | None,
     kernel: str | None, threads: int | None, repeats: int | None, retries: int | None, max_disturbance: str,
-    quick: bool,
+    quick: bool, cell_timeout: str | None,
 ) -> "Request":  # fmt: skip
     from dataclasses import replace
 
@@ -197,6 +203,7 @@ def _request(
         repeats=request.repeats if repeats is None else repeats,
         retries=request.retries if retries is None else retries,
         tolerance=_tolerance(max_disturbance),
+        cell_timeout_s=None if cell_timeout is None else _cell_timeout(cell_timeout),
     )
 
 
@@ -207,6 +214,15 @@ def _tolerance(text: str) -> float:
     if not 0 < share <= 1:
         raise InputError(f"{text!r} of the cores' time", where="--max-disturbance", hint="write it as 10%")
     return share
+
+
+def _cell_timeout(text: str) -> float:
+    from kvplan.units import parse_seconds
+
+    try:
+        return parse_seconds(text)
+    except InputError as error:
+        raise InputError(error.message, where="--cell-timeout", hint=error.hint) from error
 
 
 def _format_name(name: str) -> str:

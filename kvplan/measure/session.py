@@ -14,13 +14,13 @@ from typing import Final, NoReturn
 from kvplan import __version__, errors
 from kvplan.core.figures import FIGURES
 from kvplan.core.records import Cell, CellKey, CellStatus, Figure, Profile
-from kvplan.core.specs import Evidence, ModelSpec
+from kvplan.core.specs import DeviceKind, Evidence, ModelSpec
 from kvplan.core.workloads import Prefill, Workload
 from kvplan.measure.cells import Grid, Setting, cache_budget, plan_cells
 from kvplan.measure.device import Device
 from kvplan.measure.environment import TOLERANCE, disturbance, versions
 from kvplan.measure.jobs import FULL_EFFORT, QUICK_EFFORT, Effort, Job, Measured, Refused, Started
-from kvplan.measure.launch import KILLED, Launch, WorkerDiedError, launch
+from kvplan.measure.launch import LIMIT_S, Launch, WorkerDiedError, WorkerHungError, launch
 from kvplan.measure.progress import Progress
 from kvplan.measure.repeats import FINAL, failed, least_disturbed, repeats_of, with_repeat
 from kvplan.runtime.ops import Kernel
@@ -31,6 +31,8 @@ REPEATS: Final = 5
 QUICK_REPEATS: Final = 3
 RETRIES: Final = 2
 QUICK_RETRIES: Final = 1
+CPU_LIMIT_S: Final = 6 * 3600.0
+"""On a processor one long prompt through a large model takes an hour or more, and hardly anything hangs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +44,8 @@ class Request:
         retries: How often a disturbed repeat is measured again.
         tolerance: Core time of other processes, as a share, from which on a repeat is disturbed.
         command: What the user typed.
+        cell_timeout_s: How long a process may take to start, and for a group of cells, before it counts as hung; None
+            is `limit_s` of the device.
     """
 
     model: str
@@ -60,6 +64,7 @@ class Request:
     effort: Effort = FULL_EFFORT
     command: str = ""
     memory_limit_bytes: int | None = None
+    cell_timeout_s: float | None = None
 
     def quick(self) -> "Request":
         """Return the same with fewer samples, repeats and retries."""
@@ -92,6 +97,7 @@ class Session:
         self._journal = journal
         self._progress = progress
         self._launch = start
+        self._limit_s = request.cell_timeout_s or limit_s(device)
         self.grid = plan_grid(device, request)
         self._cells: dict[CellKey, Cell] = {cell.key: cell for cell in self.grid.settled}
         self._base: dict[str, tuple[tuple[float, ...], ...]] = {}
@@ -153,7 +159,7 @@ class Session:
         started = False
         self._since = self._device.now()
         try:
-            with closing(self._launch(self._job(repeat.queue))) as messages:
+            with closing(self._launch(self._job(repeat.queue), self._limit_s)) as messages:
                 self._tell(repeat)
                 received: list[Measured] = []
                 for message in messages:
@@ -167,6 +173,8 @@ class Session:
                     if len(received) == len(repeat.queue[0]):
                         self._take_group(repeat, received, last=last)
                         received = []
+                    if not repeat.queue:
+                        break  # it has said all; how it tidies up, or whether it ever does, concerns nobody
         except WorkerDiedError as death:
             self._bury(repeat, death, started=started)
         else:
@@ -217,23 +225,27 @@ class Session:
 
     def _bury(self, repeat: _Repeat, death: WorkerDiedError, *, started: bool) -> None:
         """Blame the group that ran; one of several cells is measured cell by cell, to find which it was."""
-        killed = death.returncode == KILLED
         if not started:
-            if killed:
+            if death.killed:
                 raise errors.DoesNotFitError(f"{self._request.model} was killed while loading, as when memory runs out")
-            raise errors.KvplanError(f"the measuring process did not start: {death.reason}", hint="run `kvplan doctor`")
+            hint = "" if isinstance(death, WorkerHungError) else "run `kvplan doctor`"
+            raise errors.KvplanError(f"the measuring process did not start: {death.reason}", hint=hint)
         group = repeat.queue.popleft()
         if len(group) > 1:
             self._progress.note(f"{death.reason}; its {len(group)} cells are measured one by one")
             repeat.queue.extendleft((key,) for key in reversed(group))
             return
-        status = CellStatus.OUT_OF_MEMORY if killed else CellStatus.FAILED
-        reason = death.reason
-        if killed:
-            free = format_bytes(self._device.available_bytes())
-            reason = f"the system ended it (SIGKILL), as it does when memory runs out; {free} is free without it"
+        status = CellStatus.OUT_OF_MEMORY if death.killed else CellStatus.FAILED
+        reason = self._kill_reason() if death.killed else death.reason
         self._progress.note(f"{group[0].label}: {reason}")
         self._keep(failed(group[0], status, reason, self._request.spec))
+
+    def _kill_reason(self) -> str:
+        reason = "the system ended it (SIGKILL), as it does when memory runs out"
+        # A GPU is never asked from here: it was the host's memory that ran out, and what can hang is for the others.
+        if self._device.info.kind is not DeviceKind.CPU:
+            return reason
+        return f"{reason}; {format_bytes(self._device.available_bytes())} is free without it"
 
     def _keep(self, cell: Cell) -> None:
         self._cells[cell.key] = cell
@@ -298,6 +310,11 @@ KERNEL_16BIT: Final = "best 16-bit kernel"
 ROTATION: Final = "buffers rotated over"
 _LEARNED: Final = (KERNEL_16BIT, ROTATION)
 _LEARNED_SEPARATOR: Final = " or "
+
+
+def limit_s(device: Device) -> float:
+    """Return how long a process on *device* may be silent before it counts as hung."""
+    return CPU_LIMIT_S if device.info.kind is DeviceKind.CPU else LIMIT_S
 
 
 def refusal_lines(refused: Iterable[Refusal]) -> list[str]:

@@ -4,42 +4,42 @@ Reads a job from standard input and writes a message a line to standard output, 
 """
 
 import ctypes
+import gc
 import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Final, TextIO
+from typing import Final, NoReturn, TextIO
 
 import msgspec
 import torch
 
 from kvplan.core.records import CellKey, CellStatus, Conditions
 from kvplan.core.specs import ModelSpec
-from kvplan.errors import DoesNotFitError, KvplanError, MismatchError, UnsupportedFormatError
+from kvplan.errors import DoesNotFitError, KvplanError
 from kvplan.measure.bandwidth import COPY, READ, bandwidths
 from kvplan.measure.beds import COLD_FACTOR
 from kvplan.measure.cells import exact_figures
 from kvplan.measure.device import Device
 from kvplan.measure.devices import open_device
 from kvplan.measure.environment import Watch
+from kvplan.measure.faults import FAULT, last_words, outcome, told
 from kvplan.measure.gate import check_decode
 from kvplan.measure.jobs import ENCODER, Job, Measured, Message, Refused, Samples, Started
 from kvplan.measure.kernel_figures import KernelBench, derived_figures
 from kvplan.measure.model_figures import ModelBench
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import Kernel, Ops, load_ops
-from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.format import parse
 from kvplan_kernels.layout import KVLayout
 
 _BANDWIDTHS: Final = {READ: "read_bandwidth_bytes_per_s", COPY: "copy_bandwidth_bytes_per_s"}
 _BANDWIDTH_MEMORY_SHARE: Final = 0.25
 _BANDWIDTH_BYTES_MIN: Final = 2**26
-_OUT_OF_MEMORY_TEXTS: Final = ("not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
-"""How torch and libc word it inside a RuntimeError."""
-
 _PR_SET_PDEATHSIG: Final = 1
 """linux/prctl.h: a process whose session was killed measures nothing for nobody."""
 _OF_THE_MODEL: Final = ("prefill_s", "ttft_s", "tpot_s", "tpot_16bit_s")
@@ -72,7 +72,10 @@ def main() -> None:
         answers.write(ENCODER.encode(message).decode() + "\n")
         answers.flush()
 
-    answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Job), report)
+    try:
+        answer(msgspec.json.decode(sys.stdin.buffer.read(), type=Job), report)
+    except Exception as error:
+        _end_with(error)
 
 
 def answer(job: Job, report: Report) -> None:
@@ -95,7 +98,12 @@ def run(job: Job, report: Report) -> None:
     if job.memory_limit_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (job.memory_limit_bytes, job.memory_limit_bytes))
     torch.set_num_threads(job.threads)
-    bench = _prepare(job, report)
+    try:
+        bench = _prepare(job, report)
+    except Exception as error:
+        if isinstance(error, KvplanError) or outcome(error) is not CellStatus.OUT_OF_MEMORY:
+            raise
+        raise DoesNotFitError(f"{job.model} does not fit: {told(error)}") from error
     for group in job.groups:
         for message in _measure_apart(bench, group):
             report(message)
@@ -127,18 +135,30 @@ def _bandwidths(device: Device, threads: int) -> dict[str, tuple[float, ...]]:
     return bandwidths(device, threads=threads, buffer_bytes=min(wanted, allowed))
 
 
-def _measure_apart(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
-    """Return one repeat of a group; of cells that cannot be measured together, each by itself."""
+def _measure_apart(bench: Bench, group: Sequence[CellKey]) -> Iterator[Measured]:
+    """Yield one repeat of a group; of cells that cannot be measured together, each by itself."""
     try:
-        return _measure(bench, group)
-    except (MemoryError, RuntimeError, ValueError, KvplanError) as error:
-        status, reason = outcome(error), first_line(str(error))
+        together = _measure(bench, group)
+    except Exception as error:
+        status, reason = outcome(error), told(error)
         if status is None:
             raise
-    # The error is gone by now, and with it its frames and what they had allocated.
+    else:
+        yield from together
+        return
+    _release()  # the error is gone by now, and with it its frames and what they had allocated
     if len(group) == 1:
-        return [Measured(key=group[0], status=status, reason=reason or "memory ran out")]
-    return [message for key in group for message in _measure_apart(bench, (key,))]
+        yield Measured(key=group[0], status=status, reason=reason or "memory ran out")
+        return
+    for key in group:
+        yield from _measure_apart(bench, (key,))
+
+
+def _release() -> None:
+    """Give back what a cell that came to nothing has left in torch's hands."""
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
 
 
 def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
@@ -193,24 +213,16 @@ def _measured(bench: Bench, key: CellKey, samples: Samples, conditions: Conditio
     )  # fmt: skip
 
 
-def outcome(error: Exception) -> CellStatus | None:
-    """Return what *error* means for a cell; None where it is a fault.
+def _end_with(error: Exception) -> NoReturn:
+    """End this process at once, its last line on standard error saying why.
 
-    torch says that memory ran out in a RuntimeError.
+    After most errors of CUDA's its context answers nothing but the same error, and tidying up may hang or write
+    more: nothing of torch's is run on the way out.
     """
-    if isinstance(error, UnsupportedError | UnsupportedFormatError):
-        return CellStatus.UNSUPPORTED
-    if isinstance(error, MismatchError):
-        return CellStatus.FAILED
-    if isinstance(error, MemoryError | DoesNotFitError):
-        return CellStatus.OUT_OF_MEMORY
-    told = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _OUT_OF_MEMORY_TEXTS)
-    return CellStatus.OUT_OF_MEMORY if told else None
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a message that goes into a record."""
-    return text.strip().partition("\n")[0]
+    traceback.print_exception(error)
+    sys.stderr.write(f"{last_words(error)}\n")
+    sys.stderr.flush()
+    os._exit(FAULT)
 
 
 if __name__ == "__main__":

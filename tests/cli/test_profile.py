@@ -232,6 +232,7 @@ def test_the_journal_of_an_interrupted_run_is_not_overwritten_either(
         (["--device", "cuda"], ExitStatus.UNSUPPORTED, "--device cpu"),
         (["--device", "abacus"], ExitStatus.BAD_INPUT, "abacus"),
         (["--max-disturbance", "lots"], ExitStatus.BAD_INPUT, "lots"),
+        (["--cell-timeout", "30"], ExitStatus.BAD_INPUT, "--cell-timeout: '30' is no length of time; write it as 90s"),
         (["--kernel", "magic"], ExitStatus.BAD_INPUT, "use cpu, triton, reference"),
         (["--prefill", "none"], ExitStatus.BAD_INPUT, "exact or through_cache"),
         (["-w", "no.yaml"], ExitStatus.BAD_INPUT, "no.yaml"),

@@ -52,15 +52,18 @@ class FakeWorker:
         script: Called before each cell with the number of the process, from 1, and the cell; returns what the machine
             was like, or raises what the process dies of.
         ran: The cells of each process, in order, as labels.
+        limits_s: How long each process may be silent.
     """
 
     measured: Callable[..., Measured]
     script: Callable[[int, CellKey], Conditions] = lambda process, key: QUIET
     first: Sequence[Message] = (Started(base={"read_bandwidth_bytes_per_s": (1e9, 2e9)}),)
     ran: list[list[str]] = field(default_factory=list)
+    limits_s: list[float] = field(default_factory=list)
 
-    def launch(self, job: Job) -> Generator[Message, None, None]:
+    def launch(self, job: Job, limit_s: float) -> Generator[Message, None, None]:
         self.ran.append([])
+        self.limits_s.append(limit_s)
         number = len(self.ran)
         yield from self.first
         for group in job.groups:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvplan.core.records import CellKey, CellStatus, Conditions, Profile
-from kvplan.core.specs import ModelSpec
+from kvplan.core.specs import DeviceKind, ModelSpec
 from kvplan.core.workloads import Prefill, Workload
 from kvplan.errors import DoesNotFitError, ExitStatus, InputError, KvplanError
 from kvplan.measure import session
@@ -166,6 +166,37 @@ def test_a_process_killed_by_the_system_is_out_of_memory(worker: Any, run: Run) 
     found = {cell.key.label: cell for cell in profile.cells}
     assert found["bf16/b32/longx2"].status is CellStatus.OUT_OF_MEMORY
     assert found["int8/b32/longx2"].status is CellStatus.OK
+
+
+def test_what_was_killed_on_a_gpu_is_not_measured_on_it(worker: Any, run: Run) -> None:
+    def script(process: int, key: CellKey) -> Conditions:
+        raise WorkerDiedError(-signal.SIGKILL, "")
+
+    class Silent(FakeDevice):
+        def available_bytes(self) -> int:
+            raise AssertionError("asked in the session's own process")
+
+    worker.script, device = script, Silent()
+    device.info = replace(device.info, kind=DeviceKind.CUDA)
+
+    assert {cell.reason for cell in run(repeats=1, device=device).cells} == {
+        "the system ended it (SIGKILL), as it does when memory runs out"
+    }
+
+
+@pytest.mark.parametrize(
+    ("asked", "kind", "limit_s"),
+    [(None, DeviceKind.CPU, 21600), (None, DeviceKind.CUDA, 1800), (90, DeviceKind.CUDA, 90)],
+)
+def test_the_limit_is_the_users_or_the_devices(
+    worker: Any, run: Run, asked: float | None, kind: DeviceKind, limit_s: float
+) -> None:
+    device = FakeDevice()
+    device.info = replace(device.info, kind=kind)
+
+    run(repeats=1, device=device, cell_timeout_s=asked)
+
+    assert worker.limits_s == [limit_s]
 
 
 def test_a_segmentation_fault_is_named(worker: Any, run: Run) -> None:

@@ -1,19 +1,23 @@
+import ast
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from triton.compiler.errors import CompilationError
+from triton.runtime.errors import OutOfResources
 
 from kvplan.core.figures import FIGURES
 from kvplan.core.records import CellKey, CellStatus
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Target, Workload
 from kvplan.errors import MismatchError, NotRecordedError
-from kvplan.measure import worker
+from kvplan.measure import faults, worker
 from kvplan.measure.cells import Setting, exact_figures, plan_cells
 from kvplan.measure.device import CpuDevice
 from kvplan.measure.jobs import DECODER, Effort, Job, Measured, Message, Refused, Started
@@ -197,6 +201,20 @@ def test_a_cell_that_does_not_fit_beside_others_is_told_apart(
     [
         (MemoryError(), CellStatus.OUT_OF_MEMORY),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), CellStatus.OUT_OF_MEMORY),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), CellStatus.OUT_OF_MEMORY),
+        (torch.AcceleratorError("CUDA error: out of memory"), CellStatus.OUT_OF_MEMORY),
+        (RuntimeError("Triton Error [CUDA]: out of memory"), CellStatus.OUT_OF_MEMORY),
+        (RuntimeError("cuMemCreate: CUDA_ERROR_OUT_OF_MEMORY"), CellStatus.OUT_OF_MEMORY),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `c(h)`"),
+            CellStatus.OUT_OF_MEMORY,
+        ),
+        (OutOfResources(300, 200, "shared memory"), CellStatus.UNSUPPORTED),
+        (RuntimeError("Triton Error [CUDA]: too many resources requested for launch"), CellStatus.UNSUPPORTED),
+        (torch.AcceleratorError("CUDA error: an illegal memory access was encountered"), None),
+        (torch.AcceleratorError("CUDA error: device-side assert triggered"), None),
+        (RuntimeError("Triton Error [CUDA]: misaligned address"), None),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx(h)`"), None),
         (UnsupportedError("71 query heads for 1 KV heads"), CellStatus.UNSUPPORTED),
         (RuntimeError("shape mismatch"), None),
         (ValueError("can't allocate memory"), None),
@@ -204,6 +222,46 @@ def test_a_cell_that_does_not_fit_beside_others_is_told_apart(
 )
 def test_what_ended_a_cell_is_told_from_a_fault(error: Exception, status: CellStatus | None) -> None:
     assert worker.outcome(error) is status
+
+
+def test_an_error_that_ended_the_recording_of_a_graph_is_the_one_that_counts() -> None:
+    ended = torch.AcceleratorError("CUDA error: operation failed due to a previous error during capture")
+    ended.__context__ = torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. Of the allocated memory"
+    )
+
+    assert worker.outcome(ended) is CellStatus.OUT_OF_MEMORY
+    assert faults.last_words(ended).startswith("torch.OutOfMemoryError: CUDA out of memory.")
+
+
+def test_the_words_of_a_kernel_that_does_not_compile_come_before_its_source() -> None:
+    node = ast.parse("x = tl.dot(a)").body[0]
+
+    error = CompilationError("x = tl.dot(a)", node, "dot() missing 1 required argument")
+
+    assert faults.last_words(error) == "triton.compiler.errors.CompilationError: dot() missing 1 required argument"
+
+
+@pytest.mark.parametrize("error", [KeyError(), RuntimeError("\n \n"), MemoryError()])
+def test_an_error_without_words_has_its_name(error: Exception) -> None:
+    assert faults.last_words(error) == type(error).__name__
+
+
+def test_a_gpu_out_of_memory_gives_back_what_torch_holds(
+    run: Callable[[Job], list[Message]], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def bench(*_: object) -> object:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    emptied: list[int] = []
+    monkeypatch.setattr(worker, "KernelBench", bench)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(1))
+
+    found = cells(run(replace(job, has_weights=False, groups=job.groups[1:2])))
+
+    assert {message.status for message in found.values()} == {CellStatus.OUT_OF_MEMORY}
+    assert len(emptied) == 1 + len(found), "after the group, and after each cell of it"
 
 
 def test_what_a_kernel_refuses_is_unsupported_and_the_rest_goes_on(
@@ -252,8 +310,8 @@ def test_a_process_whose_messages_nobody_wants_is_ended(job: Job, monkeypatch: p
     started: list[subprocess.Popen[bytes]] = []
     real = subprocess.Popen
 
-    def popen(*args: object, **kwargs: object) -> object:
-        started.append(real([sys.executable, "-c", _ENDLESS], stdin=-1, stdout=-1))
+    def popen(*args: object, **kwargs: Any) -> object:
+        started.append(real([sys.executable, "-c", _ENDLESS], **kwargs))
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", popen)
@@ -276,7 +334,7 @@ time.sleep(600)
 def test_half_a_line_of_a_dying_process_is_not_a_message(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     real = subprocess.Popen
     code = 'import sys; sys.stdin.buffer.read(); sys.stdout.write(\'{"type":"started","ba\'); sys.exit(3)'
-    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: real([sys.executable, "-c", code], stdin=-1, stdout=-1))
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: real([sys.executable, "-c", code], **k))
 
     with pytest.raises(WorkerDiedError) as caught:
         list(launch(job))
