@@ -648,6 +648,7 @@ def decode_merge(
     The row's maximum and total are left for whoever asks what weight a token received.
     """
     D: tl.constexpr = G.head_dim
+    DP: tl.constexpr = G.padded
     row = tl.program_id(0)
     pid = tl.program_id(1)
     sequence = pid // G.kv_heads
@@ -666,8 +667,8 @@ def decode_merge(
         extra = tl.exp2(logit - most)
     seen = tl.zeros([], tl.float32)
     total = extra
-    d = tl.arange(0, G.padded)
-    out = tl.zeros([G.padded], tl.float32)
+    d = tl.arange(0, DP)
+    out = tl.zeros([DP], tl.float32)
     for start in range(0, splits, CHUNK):
         s = start + tl.arange(0, CHUNK)
         part = (pid.to(tl.int64) * splits + s) * rows + row
