@@ -72,6 +72,12 @@ class Batch:
                     f"{name}: contiguous int32 {list(shape)} is needed, got {tensor.dtype} {list(tensor.shape)}"
                 )
 
+    def to(self, device: str) -> "Batch":
+        """Return the same sequences on *device*."""
+        return Batch(
+            block_tables=self.block_tables.to(device), slots=self.slots.to(device), lengths=self.lengths.to(device)
+        )
+
     def after(self, counts: Tensor) -> "Batch":
         """Return the same sequences with *counts*, int32 [batch], more tokens held."""
         return Batch(block_tables=self.block_tables, slots=self.slots, lengths=self.lengths + counts)

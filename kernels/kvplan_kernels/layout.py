@@ -68,6 +68,19 @@ class Order(StrEnum):
     ROWS = "rows"
 
 
+IMPLEMENTATION_ORDER: Final = {"cpu": Order.LANES, "reference": Order.LANES, "triton": Order.ROWS}
+"""By implementation of the operations; the reference takes both, and is given the first."""
+
+
+def order_of(kernel: str) -> Order:
+    """Return the order of codes in the caches of *kernel*, an implementation and its path.
+
+    >>> order_of("triton/sm_90"), order_of("cpu/avx512_vnni")
+    (<Order.ROWS: 'rows'>, <Order.LANES: 'lanes'>)
+    """
+    return IMPLEMENTATION_ORDER.get(kernel.partition("/")[0], Order.LANES)
+
+
 @dataclass(frozen=True, slots=True)
 class Section:
     """One array inside a head's slab.

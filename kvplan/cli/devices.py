@@ -17,11 +17,12 @@ def register(app: typer.Typer) -> None:
 
 def devices_command(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the devices of this machine that kvplan measures on."""
-    from kvplan.measure.device import DEVICES, open_device
+    from kvplan.measure.devices import KINDS, all_devices
     from kvplan.measure.nvml import open_nvml
     from kvplan.units import format_bytes
 
-    found = [(name, open_device(name)) for name in DEVICES]
+    found = list(all_devices())
+    absent = {kind: reason for kind, row in KINDS.items() if (reason := row.missing())}
     with open_nvml() as nvml:
         gpus, gpus_reason = nvml.gpus(), nvml.reason
     if as_json:
@@ -30,7 +31,8 @@ def devices_command(as_json: bool = typer.Option(False, "--json", help="Print JS
         devices = [
             {"device": name, "info": device.info, "available_bytes": device.available_bytes()} for name, device in found
         ]
-        sys.stdout.write(dump({"devices": devices, "gpus": gpus, "gpus_reason": gpus_reason}) + "\n")
+        found_all = {"devices": devices, "absent": absent, "gpus": gpus, "gpus_reason": gpus_reason}
+        sys.stdout.write(dump(found_all) + "\n")
         return
     from kvplan.report.console import open_console
     from kvplan.report.table import plain_table, say
@@ -46,6 +48,9 @@ def devices_command(as_json: bool = typer.Option(False, "--json", help="Print JS
         )  # fmt: skip
     console = open_console()
     console.print(table)
+    for kind, reason in absent.items():
+        console.print()
+        say(console, f"not measured on {kind}: {reason}")
     if not gpus:
         console.print()
         say(console, f"no NVIDIA GPU{': ' + gpus_reason if gpus_reason else ''}")

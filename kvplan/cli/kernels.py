@@ -37,25 +37,29 @@ def bench_decode_command(
     threads: int = typer.Option(1, min=1, help="Threads."),
     block_size: int = typer.Option(64, min=1, help="Tokens of a page."),
     repeats: int = typer.Option(15, min=1, help="Samples of each implementation."),
+    device: str = typer.Option("cpu", help="cpu, cuda, cuda:1, a UUID, or auto: a GPU if there is one."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Time one layer's decode attention: kvplan's kernels, torch's attention and the machine's read bandwidth.
 
-    All of them in one run, interleaved, on caches that outgrow the processor's own cache.
+    All of them in one run, interleaved, on caches that outgrow the device's own cache.
     """
     from kvplan.measure.checks import require_packages
 
     require_packages()
     from kvplan.measure.bench import DEFAULT_FORMATS, DecodeCase, bench_decode
-    from kvplan.measure.device import open_device
-    from kvplan.runtime.ops import load_ops
+    from kvplan.measure.devices import open_device
+    from kvplan.runtime.ops import default_kernel, load_ops, require_compiled
 
     case = DecodeCase(
         batch=batch, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, threads=threads
     )
+    machine = open_device(device)
+    ops = load_ops(default_kernel(machine.torch_name), threads, machine.torch_name)
+    require_compiled(ops)
     bench = bench_decode(
-        open_device("cpu"),
-        load_ops("cpu", threads),
+        machine,
+        ops,
         case,
         formats=tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS,
         block_tokens=block_size,

@@ -30,7 +30,9 @@ _FORMATS: Final = typer.Option(
 _BLOCKS: Final = typer.Option(
     [], "--block-size", help="Tokens of a page; may be repeated. Default: the workload's.", show_default=False
 )
-_DEVICE: Final = typer.Option("auto", help="Device to measure on: cpu or auto.")
+_DEVICE: Final = typer.Option(
+    None, help="cpu, cuda, cuda:1, a UUID, or auto: a GPU if there is one. Default: the workload's.", show_default=False
+)
 _THREADS: Final = typer.Option(None, min=1, help="Threads. Default: the cores.", show_default=False)
 _REPEATS: Final = typer.Option(
     None, min=1, help="Repeats, each a process of its own. Default: 5, 3 with --quick.", show_default=False
@@ -50,7 +52,9 @@ _PREFILL: Final = typer.Option(
     help="exact, or through_cache: later chunks of a prompt read the cache. Default: the workload's.",
     show_default=False,
 )
-_KERNEL: Final = typer.Option("cpu", help="cpu, or reference: the definitions in PyTorch, slow, to try things out.")
+_KERNEL: Final = typer.Option(
+    None, help="cpu, triton, or reference: the definitions in PyTorch, slow. Default: the device's.", show_default=False
+)
 _JSON: Final = typer.Option(False, "--json", help="Print the profile as JSON.")
 
 
@@ -65,7 +69,7 @@ def profile_command(
     workload: Path | None = _WORKLOAD,
     formats: list[str] = _FORMATS,
     block_size: list[int] = _BLOCKS,
-    device: str = _DEVICE,
+    device: str | None = _DEVICE,
     threads: int | None = _THREADS,
     repeats: int | None = _REPEATS,
     retries: int | None = _RETRIES,
@@ -75,7 +79,7 @@ def profile_command(
     force: bool = _FORCE,
     quality: bool = _QUALITY,
     prefill: str | None = _PREFILL,
-    kernel: str = _KERNEL,
+    kernel: str | None = _KERNEL,
     as_json: bool = _JSON,
 ) -> None:
     """Measure memory, time and quality of each cache format on the model itself.
@@ -85,16 +89,17 @@ def profile_command(
     cell is supported.
     """
     from kvplan.measure.checks import require_packages
-    from kvplan.measure.device import open_device
+    from kvplan.measure.devices import open_device
 
     require_packages()
     _check_output(output, resume=resume, force=force)
     asked = _workload(model, workload)
+    name = device or asked.device
     request = _request(
-        model, asked, formats=formats, blocks=block_size, prefill=prefill, kernel=kernel, threads=threads,
-        repeats=repeats, retries=retries, max_disturbance=max_disturbance, quick=quick,
+        model, asked, device=open_device(name).torch_name, formats=formats, blocks=block_size, prefill=prefill,
+        kernel=kernel, threads=threads, repeats=repeats, retries=retries, max_disturbance=max_disturbance, quick=quick,
     )  # fmt: skip
-    machine = open_device(device if device != "auto" else asked.device, request.kernel_name.rpartition("/")[2])
+    machine = open_device(name, request.kernel_name.rpartition("/")[2])
     try:
         profile = _measure(machine, request, output, resume=resume, quality=quality, quick=quick)
     except KeyboardInterrupt:
@@ -158,18 +163,21 @@ def _workload(model: str, path: Path | None) -> "Workload":
 
 
 def _request(
-    model: str, asked: "Workload", *, formats: list[str], blocks: list[int], prefill: str | None, kernel: str,
-    threads: int | None, repeats: int | None, retries: int | None, max_disturbance: str, quick: bool,
+    model: str, asked: "Workload", *, device: str, formats: list[str], blocks: list[int], prefill: str | None,
+    kernel: str | None, threads: int | None, repeats: int | None, retries: int | None, max_disturbance: str,
+    quick: bool,
 ) -> "Request":  # fmt: skip
     from dataclasses import replace
 
     from kvplan.measure.device import usable_cores
     from kvplan.measure.session import Request
-    from kvplan.runtime.ops import load_ops
+    from kvplan.runtime.ops import default_kernel, load_ops, require_compiled
     from kvplan.store.models import load_model_spec
 
     count = threads or usable_cores()
-    chosen = _kernel(kernel)
+    chosen = _kernel(kernel) if kernel else default_kernel(device)
+    ops = load_ops(chosen, count, device)
+    require_compiled(ops)
     request = Request(
         model=model,
         spec=load_model_spec(model),
@@ -177,8 +185,9 @@ def _request(
         formats=tuple(dict.fromkeys(_format_name(name) for name in formats)) or asked.search.formats,
         block_tokens=tuple(dict.fromkeys(blocks)) or asked.search.block_tokens,
         kernel=chosen,
-        kernel_name=load_ops(chosen, count).name,
+        kernel_name=ops.name,
         threads=count,
+        device=device,
         prefill=_prefill(prefill) if prefill else asked.prefill,
         command=shlex.join(["kvplan", *sys.argv[1:]]),
     )
@@ -214,7 +223,7 @@ def _kernel(name: str) -> "Kernel":
     from kvplan.runtime.ops import Kernel
 
     if name not in list(Kernel):
-        raise InputError(f"no kernel {name!r}", where="--kernel", hint=f"use {' or '.join(Kernel)}")
+        raise InputError(f"no kernel {name!r}", where="--kernel", hint=f"use {', '.join(Kernel)}")
     return Kernel(name)
 
 
@@ -240,7 +249,7 @@ def _with_quality(
     from kvplan.runtime.loading import load_model
     from kvplan.store.journal import resume_quality
 
-    loaded, spec = load_model(request.model), request.spec
+    loaded, spec = load_model(request.model, device=request.device), request.spec
     options = QualityOptions(
         block_tokens=request.block_tokens[0],
         context_tokens=effort.context_tokens(request.workload, spec.context_tokens, quick=quick),
@@ -274,12 +283,13 @@ def _with_quality(
 def _scored_formats(request: "Request") -> list[str]:
     """Return the formats that lay out at the block size that quality is scored with."""
     from kvplan_kernels.format import UnsupportedError, parse
+    from kvplan_kernels.layout import order_of
 
-    found = []
+    found, order = [], order_of(request.kernel_name)
     for name in request.formats:
         try:
             for layer in request.spec.layers:
-                layer.layout(parse(name), request.block_tokens[0], request.spec.float_type)
+                layer.layout(parse(name), request.block_tokens[0], request.spec.float_type, order)
         except UnsupportedError:
             continue
         found.append(name)

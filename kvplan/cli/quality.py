@@ -47,27 +47,35 @@ def quality_command(
     chunk: int = typer.Option(32, min=1, max=32, help="Tokens of one forward pass, fewer where groups are flushed."),
     prefill: str = typer.Option("exact", help="exact, or through_cache: later chunks of a prompt read the cache."),
     threads: int | None = typer.Option(None, min=1, help="Threads. Default: the cores.", show_default=False),
-    kernel: str = typer.Option("cpu", help="cpu, or reference: the definitions in PyTorch, slow."),
+    device: str = typer.Option("cpu", help="cpu, cuda, cuda:1, a UUID, or auto: a GPU if there is one."),
+    kernel: str | None = typer.Option(
+        None, help="cpu, triton, or reference: the definitions in PyTorch, slow. Default: the device's.",
+        show_default=False,
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     output: Path | None = typer.Option(None, "-o", "--output", help="Write the JSON to a file.", show_default=False),
 ) -> None:  # fmt: skip
     """Score text and retrieval through the quantized cache, against 16 bits on the same tokens."""
     from kvplan.core.quality_bounds import bound_quality
     from kvplan.core.workloads import Prefill
+    from kvplan.measure.devices import open_device
     from kvplan.measure.progress import open_progress
     from kvplan.quality.scoring import QualityOptions, default_formats, score
     from kvplan.runtime.loading import load_model
-    from kvplan.runtime.ops import Kernel
+    from kvplan.runtime.ops import Kernel, default_kernel, load_ops
     from kvplan.store.files import read_text
 
     if output is not None and not output.parent.is_dir():
         raise InputError("lies in a folder that does not exist", where=str(output), hint="give a file to write")
+    where = "cpu" if device == "cpu" else open_device(device).torch_name
+    chosen = _choice("--kernel", kernel, Kernel) if kernel else default_kernel(where)
+    load_ops(chosen, threads, where)  # refuses a kernel that does not run there before the model is loaded
     options = QualityOptions(
         block_tokens=block_size, documents=documents, trials=trials, chunk_tokens=chunk,
-        prefill=_choice("--prefill", prefill, Prefill), kernel=_choice("--kernel", kernel, Kernel), threads=threads,
+        prefill=_choice("--prefill", prefill, Prefill), kernel=chosen, threads=threads,
     )  # fmt: skip
     text = None if data is None else read_text(data, limit_bytes=_DATA_BYTES_MAX)
-    loaded = load_model(model)
+    loaded = load_model(model, device=where)
     tokens = context or min(options.context_tokens, loaded.spec.context_tokens - 1)
     options = replace(options, context_tokens=tokens)
     names = list(dict.fromkeys(formats)) or default_formats(loaded.spec, options)
@@ -79,7 +87,7 @@ def quality_command(
 
 def _choice(option: str, name: str, choices: type[Choice]) -> Choice:
     if name not in list(choices):
-        raise InputError(f"no {name!r}", where=option, hint=f"use {' or '.join(choices)}")
+        raise InputError(f"no {name!r}", where=option, hint=f"use {', '.join(choices)}")
     return choices(name)
 
 

@@ -19,6 +19,7 @@ class FigureSpec:
 
     Attributes:
         reference: The figure of the same cell that a time is divided by before two profiles are compared.
+        of_gpu: Whether only a GPU has it.
     """
 
     name: str
@@ -26,6 +27,7 @@ class FigureSpec:
     kind: FigureKind
     meaning: str
     reference: str | None = None
+    of_gpu: bool = False
 
 
 _ALL: Final = (
@@ -68,6 +70,24 @@ _ALL: Final = (
     FigureSpec("read_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "the machine's, same threads, same process"),
     FigureSpec("achieved_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "read_bytes_per_step over decode_fused_s"),
     FigureSpec("process_peak_bytes", "bytes", FigureKind.INFO, "peak resident memory of the measuring process"),
-    FigureSpec("model_resident_bytes", "bytes", FigureKind.INFO, "resident memory that loading the model added"),
+    FigureSpec(
+        "copy_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "the same of a copy, reads and writes counted"
+    ),
+    FigureSpec("model_resident_bytes", "bytes", FigureKind.INFO, "memory that loading the model added on the device"),
 )
-FIGURES: Final = {spec.name: spec for spec in _ALL}
+_OF_GPU: Final = {
+    "allocator_peak_bytes": "most bytes of tensors at once, by torch's allocator",
+    "allocator_reserved_bytes": "what torch's allocator took of the device",
+    "own_device_bytes": "what the process holds of the device, by NVML",
+    "device_used_bytes": "what all processes hold of the device, by NVML",
+    "outside_allocator_bytes": (
+        "held but not reserved: context, code, workspaces; other processes too where own_device_bytes is absent"
+    ),
+}
+FIGURES: Final = {
+    spec.name: spec
+    for spec in (
+        *_ALL,
+        *(FigureSpec(name, "bytes", FigureKind.INFO, f"GPU: {what}", of_gpu=True) for name, what in _OF_GPU.items()),
+    )
+}

@@ -97,12 +97,16 @@ class Conditions:
         steal_share: Part of the cores' time that the hypervisor gave to others.
         foreign_cpu_share: Part of the cores' time that other processes took.
         clock_hz: Core clock at the start and the end; empty where the system does not tell.
+        throttle: Why the clocks were held down, at the start or the end, in NVML's words; of a GPU.
+        power_w: Power at the start and the end; empty where nothing tells.
     """
 
     load_average: float
     steal_share: float
     foreign_cpu_share: float
     clock_hz: tuple[float, ...] = ()
+    throttle: tuple[str, ...] = ()
+    power_w: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvplan_kernels.format import CacheFormat, FloatType
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, Order
 
 
 class Evidence(StrEnum):
@@ -39,7 +39,9 @@ class LayerSpec:
     head_dim: int
     window_tokens: int | None = None
 
-    def layout(self, form: CacheFormat, block_tokens: int, float_type: FloatType) -> KVLayout:
+    def layout(
+        self, form: CacheFormat, block_tokens: int, float_type: FloatType, order: Order = Order.LANES
+    ) -> KVLayout:
         """Return the layer's layout; UnsupportedError where no kernel takes it."""
         return KVLayout(
             format=form,
@@ -47,6 +49,7 @@ class LayerSpec:
             head_dim=self.head_dim,
             block_tokens=block_tokens,
             float_type=form.float_type or float_type,
+            order=order,
         )
 
 

@@ -5,7 +5,7 @@ the caches are larger than that. A bed keeps several copies of one layer's cache
 so that a byte is read again only after `COLD_FACTOR` times the last-level cache of other bytes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import ceil
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from kvplan.errors import DoesNotFitError
+from kvplan.measure.device import Device
 from kvplan.runtime.ops import Ops
 from kvplan.units import format_bytes
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
@@ -23,6 +24,7 @@ from kvplan_kernels.layout import KVLayout
 
 COLD_FACTOR: Final = 4
 SEED: Final = 0
+_UNBOUNDED: Final = 10**9
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,31 +72,42 @@ def fitting_copies(
         cold_bytes = min(cold_bytes - 1, int(cold_bytes * allowed_bytes / total))
 
 
-def synthetic(layout: KVLayout, tokens: int, seed: int = SEED) -> tuple[Tensor, Tensor]:
-    """Return normal keys and values [tokens, kv_heads, head_dim] in the cache's 16-bit type."""
+def reads_between(device: Device, reads: Sequence[int]) -> Sequence[int]:
+    """Return *reads* of each bed in a round, as `fitting_copies` takes them: no bound where a bed is sampled alone."""
+    return [_UNBOUNDED] * len(reads) if device.samples_a_bed_at_once else reads
+
+
+def synthetic(layout: KVLayout, tokens: int, device: str = "cpu", *, seed: int = SEED) -> tuple[Tensor, Tensor]:
+    """Return normal keys and values [tokens, kv_heads, head_dim] in the cache's 16-bit type, alike on every device."""
     generator = torch.Generator().manual_seed(seed)
-    shape = (tokens, layout.kv_heads, layout.head_dim)
-    key, value = (torch.randn(shape, generator=generator).to(TORCH_FLOAT[layout.float_type]) for _ in range(2))
+    shape, dtype = (tokens, layout.kv_heads, layout.head_dim), TORCH_FLOAT[layout.float_type]
+    key, value = (torch.randn(shape, generator=generator, device="cpu").to(dtype).to(device) for _ in range(2))
     return key, value
 
 
 class PagedBed:
     """Copies of one layer's cache with *groups* of sequences in it, filled by the append operation.
 
+    Attributes:
+        layout: With codes in the order that the operations take.
+        batch: All sequences at full length.
+        batches: The same by group.
+
     One sequence of each group is appended and its pages are replicated, in shuffled order as a server that has run for
     a while leaves them.
     """
 
     def __init__(self, layout: KVLayout, groups: Sequence[Group], ops: Ops, *, copies: int) -> None:
-        self.layout = layout
+        self.layout = layout = ops.lay(layout)
         self.groups = tuple(groups)
         self._ops = ops
         filled = _fill(layout, self.groups, ops)
         blocks = sum(group.sequences * layout.blocks(group.tokens) for group in self.groups)
-        order = torch.randperm(max(1, blocks), generator=torch.Generator().manual_seed(SEED)).to(torch.int32)
-        first, self.batches = _batches(layout, self.groups, order)
+        generator = torch.Generator().manual_seed(SEED)
+        order = torch.randperm(max(1, blocks), generator=generator, device="cpu").to(torch.int32)
+        whole, parts = _batches(layout, self.groups, order)
+        self.batch, self.batches = whole.to(ops.device), [part.to(ops.device) for part in parts]
         self.caches = _copies(_replicate(filled, self.groups, order), copies)
-        self._lengths = first
         self._next: Iterator[int] = count()
 
     @property
@@ -106,11 +119,6 @@ class PagedBed:
     def sequences(self) -> int:
         """Sequences held."""
         return sum(group.sequences for group in self.groups)
-
-    @property
-    def batch(self) -> Batch:
-        """All sequences at full length."""
-        return self._lengths
 
     def next_cache(self) -> LayerCache:
         """Return the copy that was left alone longest."""
@@ -128,21 +136,23 @@ class PagedBed:
             attend_folded(query[start : start + group.sequences, 0], key, value, options)
             start += group.sequences
 
-    def append_one(self, key: Tensor, value: Tensor, *, back: int) -> None:
-        """Append one token to every sequence of the next copy, *back* tokens before full length."""
-        counts = torch.ones(self.sequences, dtype=torch.int32)
+    def append_call(self, key: Tensor, value: Tensor, *, back: int) -> Callable[[], None]:
+        """Return a call that appends one token to every sequence of the next copy, *back* tokens before full length."""
+        device = self._ops.device
+        counts = torch.ones(self.sequences, dtype=torch.int32, device=device)
         lengths = (self.batch.lengths - back).clamp(min=0)
         batch = Batch(block_tables=self.batch.block_tables, slots=self.batch.slots, lengths=lengths)
-        self._ops.append(self.next_cache(), batch, key, value, counts)
+        poisons = torch.zeros(1, dtype=torch.int32, device=device)
+        return lambda: self._ops.append_counting(self.next_cache(), batch, key, value, counts, poisons)
 
 
 class DenseBed:
     """Copies of one layer's 16-bit K and V as torch's attention takes them, [sequences, kv_heads, tokens, dim]."""
 
-    def __init__(self, layout: KVLayout, groups: Sequence[Group], *, copies: int) -> None:
+    def __init__(self, layout: KVLayout, groups: Sequence[Group], *, copies: int, device: str = "cpu") -> None:
         self.groups = tuple(groups)
         longest = max(group.tokens for group in self.groups)
-        key, value = (tensor.transpose(0, 1) for tensor in synthetic(layout, longest))
+        key, value = (tensor.transpose(0, 1) for tensor in synthetic(layout, longest, device))
         split = [
             tensor[:, : group.tokens].repeat(copies, group.sequences, 1, 1, 1).unbind()
             for group in self.groups
@@ -194,16 +204,16 @@ def first_attended(tokens: int, options: AttentionOptions) -> int:
 
 def _fill(layout: KVLayout, groups: Sequence[Group], ops: Ops) -> LayerCache:
     blocks = [layout.blocks(group.tokens) for group in groups]
-    cache = LayerCache.allocate(layout, blocks=max(1, sum(blocks)), slots=len(groups))
+    cache = LayerCache.allocate(layout, blocks=max(1, sum(blocks)), slots=len(groups), device=ops.device)
     start = 0
     for slot, (group, needed) in enumerate(zip(groups, blocks, strict=True)):
         batch = Batch(
-            block_tables=torch.arange(start, start + needed, dtype=torch.int32).view(1, -1),
-            slots=torch.tensor([slot], dtype=torch.int32),
-            lengths=torch.zeros(1, dtype=torch.int32),
+            block_tables=torch.arange(start, start + needed, dtype=torch.int32, device=ops.device).view(1, -1),
+            slots=torch.tensor([slot], dtype=torch.int32, device=ops.device),
+            lengths=torch.zeros(1, dtype=torch.int32, device=ops.device),
         )
-        key, value = synthetic(layout, group.tokens)
-        ops.append(cache, batch, key, value, torch.tensor([group.tokens], dtype=torch.int32))
+        key, value = synthetic(layout, group.tokens, ops.device)
+        ops.append(cache, batch, key, value, torch.tensor([group.tokens], dtype=torch.int32, device=ops.device))
         start += needed
     return cache
 
@@ -211,7 +221,8 @@ def _fill(layout: KVLayout, groups: Sequence[Group], ops: Ops) -> LayerCache:
 def _batches(layout: KVLayout, groups: Sequence[Group], order: Tensor) -> tuple[Batch, list[Batch]]:
     width = max(layout.blocks(group.tokens) for group in groups)
     sequences = sum(group.sequences for group in groups)
-    tables, lengths = torch.zeros(sequences, width, dtype=torch.int32), torch.zeros(sequences, dtype=torch.int32)
+    tables = torch.zeros(sequences, width, dtype=torch.int32, device="cpu")
+    lengths = torch.zeros(sequences, dtype=torch.int32, device="cpu")
     row = start = 0
     for group in groups:
         needed = layout.blocks(group.tokens)
@@ -219,7 +230,7 @@ def _batches(layout: KVLayout, groups: Sequence[Group], order: Tensor) -> tuple[
             tables[row, :needed] = order[start : start + needed]
             lengths[row] = group.tokens
             row, start = row + 1, start + needed
-    whole = Batch(block_tables=tables, slots=torch.arange(sequences, dtype=torch.int32), lengths=lengths)
+    whole = Batch(block_tables=tables, slots=torch.arange(sequences, dtype=torch.int32, device="cpu"), lengths=lengths)
     parts, start = [], 0
     for group in groups:
         rows = slice(start, start + group.sequences)
@@ -229,7 +240,7 @@ def _batches(layout: KVLayout, groups: Sequence[Group], order: Tensor) -> tuple[
 
 
 def _replicate(filled: LayerCache, groups: Sequence[Group], order: Tensor) -> LayerCache:
-    layout = filled.layout
+    layout, device = filled.layout, filled.pages.device
     pages, slots = [], []
     start = 0
     for slot, group in enumerate(groups):
@@ -237,17 +248,18 @@ def _replicate(filled: LayerCache, groups: Sequence[Group], order: Tensor) -> La
         pages += list(range(start, start + needed)) * group.sequences
         slots += [slot] * group.sequences
         start += needed
-    target = torch.empty(max(1, len(pages)), layout.page_bytes, dtype=torch.uint8)
+    target = torch.empty(max(1, len(pages)), layout.page_bytes, dtype=torch.uint8, device=device)
     if pages:
-        target[order.long()] = filled.pages[torch.tensor(pages)]
-    rows = torch.tensor(slots)
+        target[order.long().to(device)] = filled.pages[torch.tensor(pages, device=device)]
+    rows = torch.tensor(slots, device=device)
     return LayerCache(layout=layout, pages=target, ring=filled.ring[rows], sinks=filled.sinks[rows])
 
 
 def _copies(cache: LayerCache, copies: int) -> list[LayerCache]:
     """Return *copies* of *cache*, all in one allocation of the kind that a runtime's cache has."""
     blocks, slots = cache.pages.shape[0], cache.ring.shape[0]
-    whole = LayerCache.allocate(cache.layout, blocks=copies * blocks, slots=copies * slots)
+    device = str(cache.pages.device)
+    whole = LayerCache.allocate(cache.layout, blocks=copies * blocks, slots=copies * slots, device=device)
     split = []
     for source, target in ((cache.pages, whole.pages), (cache.ring, whole.ring), (cache.sinks, whole.sinks)):
         parts = target.view(copies, *source.shape)

@@ -10,7 +10,7 @@ import torch
 from kvplan.core.records import Conditions
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.measure.bandwidth import read_pass
-from kvplan.measure.beds import COLD_FACTOR, DenseBed, Group, PagedBed, fitting_copies
+from kvplan.measure.beds import COLD_FACTOR, DenseBed, Group, PagedBed, fitting_copies, reads_between
 from kvplan.measure.device import Device
 from kvplan.measure.environment import Watch
 from kvplan.measure.gate import check_decode
@@ -105,12 +105,14 @@ def bench_decode(
         check_decode(ops, layout, case.query_heads)
     wanted = COLD_FACTOR * device.info.last_level_cache_bytes
     allowed = int(device.available_bytes() * _MEMORY_SHARE)
-    read, read_size = read_pass(case.threads, min(max(wanted, READ_BYTES_MIN), allowed // 3))
-    calls, sizes, rotated = _calls(ops, case, layouts, wanted, allowed - read_size)
+    read, read_size = read_pass(device, case.threads, min(max(wanted, READ_BYTES_MIN), allowed // 3))
+    timed, rotated = _timed(device, ops, case, layouts, wanted, allowed - read_size)
     watch = Watch.start(device)
-    times = sample_interleaved(device, {_READ: read, **calls}, Sampling(samples=samples))
+    calls = {_READ: read, **{name: one.call for name, one in timed.items()}}
+    rotations = {name: one.rotation for name, one in timed.items()}
+    times = sample_interleaved(device, calls, Sampling(samples=samples), rotations)
     bandwidth = read_size / median(times.pop(_READ))
-    cells = tuple(_cell(case, name, sizes[name], found) for name, found in times.items())
+    cells = tuple(_cell(case, name, timed[name].read_bytes, found) for name, found in times.items())
     return DecodeBench(
         read_bandwidth_bytes_per_s=bandwidth, cells=cells, kernel=ops.name, cold_bytes=rotated,
         cold_bytes_wanted=wanted, conditions=watch.conditions(),
@@ -130,27 +132,37 @@ def _layout(name: str, case: DecodeCase, block_tokens: int) -> KVLayout:
         raise UnsupportedFormatError(str(error), where="--format") from error
 
 
-def _calls(
-    ops: Ops, case: DecodeCase, layouts: dict[str, KVLayout], wanted: int, allowed: int
-) -> tuple[dict[str, Call], dict[str, int], int]:
-    """Return the calls to time, the bytes each reads, and the bytes that one rotation covers."""
+@dataclass(frozen=True, slots=True)
+class _Timed:
+    """A call to time, the bytes that it has to read, and the calls after which all copies were read."""
+
+    call: Call
+    read_bytes: int
+    rotation: int
+
+
+def _timed(
+    device: Device, ops: Ops, case: DecodeCase, layouts: dict[str, KVLayout], wanted: int, allowed: int
+) -> tuple[dict[str, _Timed], int]:
+    """Return what to time, and the bytes that one rotation covers."""
     groups = (Group(sequences=case.batch, tokens=case.tokens),)
     dense = KVLayout(format=parse("bf16"), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=16)
     read = {name: round(case.batch * layout.logical_bytes(case.tokens)) for name, layout in layouts.items()}
     dense_bytes = round(case.batch * dense.logical_bytes(case.tokens))
     sizes = [*read.values(), dense_bytes, dense_bytes]
-    copies, rotated = fitting_copies(sizes, [1] * len(sizes), wanted, allowed)
-    query = torch.randn(case.batch, 1, case.query_heads, case.head_dim, generator=torch.Generator().manual_seed(0))
-    query, options = query.bfloat16(), AttentionOptions(scale=case.head_dim**-0.5)
-    calls: dict[str, Call] = {}
+    copies, rotated = fitting_copies(sizes, reads_between(device, [1] * len(sizes)), wanted, allowed)
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(case.batch, 1, case.query_heads, case.head_dim, generator=generator, device="cpu")
+    query, options = query.bfloat16().to(ops.device), AttentionOptions(scale=case.head_dim**-0.5)
+    timed: dict[str, _Timed] = {}
     for (name, layout), number in zip(layouts.items(), copies, strict=False):
-        calls[f"{OWN} {name}"] = _bind(PagedBed(layout, groups, ops, copies=number), query, options)
-    torch_bed = DenseBed(dense, groups, copies=copies[-1] + copies[-2])
-    calls[f"{TORCH_FOLDED} bf16"] = lambda: torch_bed.decode_folded(query, options)
-    calls[f"{TORCH_GQA} bf16"] = lambda: torch_bed.decode_gqa(query, options)
-    named = {f"{OWN} {name}": size for name, size in read.items()}
-    named |= {f"{TORCH_FOLDED} bf16": dense_bytes, f"{TORCH_GQA} bf16": dense_bytes}
-    return calls, named, rotated
+        call = _bind(PagedBed(layout, groups, ops, copies=number), query, options)
+        timed[f"{OWN} {name}"] = _Timed(call, read[name], number)
+    number = copies[-1] + copies[-2]
+    bed = DenseBed(dense, groups, copies=number, device=ops.device)
+    timed[f"{TORCH_FOLDED} bf16"] = _Timed(lambda: bed.decode_folded(query, options), dense_bytes, number)
+    timed[f"{TORCH_GQA} bf16"] = _Timed(lambda: bed.decode_gqa(query, options), dense_bytes, number)
+    return timed, rotated
 
 
 def _bind(bed: PagedBed, query: torch.Tensor, options: AttentionOptions) -> Call:

@@ -10,7 +10,7 @@ from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Workload
 from kvplan.units import format_bytes
 from kvplan_kernels.format import UnsupportedError, parse
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, order_of
 
 CACHE_MEMORY_SHARE: Final = 0.7
 """Of the memory left beside the weights, for one cell's cache; the rest is for activations, buffers and the system."""
@@ -118,7 +118,8 @@ def _settle(key: CellKey, spec: ModelSpec, workload: Workload, setting: Setting)
 def layer_layouts(key: CellKey, spec: ModelSpec) -> tuple[KVLayout, ...]:
     """Return every layer's layout; UnsupportedError where no kernel takes it."""
     form = parse(key.format)
-    return tuple(layer.layout(form, key.block_tokens, spec.float_type) for layer in spec.layers)
+    order = order_of(key.kernel)
+    return tuple(layer.layout(form, key.block_tokens, spec.float_type, order) for layer in spec.layers)
 
 
 def exact_figures(key: CellKey, spec: ModelSpec) -> dict[str, Figure]:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from kvplan.errors import KvplanError, MissingPartError
-from kvplan.measure.device import Device, open_device
+from kvplan.measure.device import Device
+from kvplan.measure.devices import KINDS, open_device
 from kvplan.measure.environment import Watch, disturbance
 from kvplan.units import format_bytes
 
@@ -44,7 +45,7 @@ def run_checks() -> list[Check]:
     checks = [_package(name) for name in _PACKAGES]
     if all(check.good for check in checks if check.name == "torch"):
         checks += [_kernels(), _openmp()]
-    return [_processor(device), _memory(device), *checks, _demo(), _quiet(device, WATCHED_S)]
+    return [_processor(device), _memory(device), *checks, *_gpus(), _demo(), _quiet(device, WATCHED_S)]
 
 
 def require_packages() -> None:
@@ -80,6 +81,18 @@ def _kernels() -> Check:
     from kvplan.runtime.ops import Kernel, load_ops
 
     return _tried("fused kernels", lambda: load_ops(Kernel.CPU).name)
+
+
+def _gpus() -> list[Check]:
+    """Look for a GPU to measure on; none is needed."""
+    row = KINDS["cuda"]
+    if reason := row.missing():
+        return [Check(name="GPU", found=f"not measured on: {reason}", good=False, needed=False)]
+    return [_gpu(number) for number in range(row.count())]
+
+
+def _gpu(number: int) -> Check:
+    return _tried(f"cuda:{number}", lambda: KINDS["cuda"].open(number, "").info.name)
 
 
 def _tried(name: str, look: Callable[[], str]) -> Check:

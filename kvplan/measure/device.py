@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from kvplan.core.specs import DeviceInfo, DeviceKind
-from kvplan.errors import InputError, MissingPartError, UnsupportedFormatError
+from kvplan.errors import MissingPartError
 
 _PROC: Final = Path("/proc")
 _CACHE_UNITS: Final = {"K": 2**10, "M": 2**20, "G": 2**30}
@@ -42,12 +42,26 @@ class Device(Protocol):
         """What the device is."""
         ...
 
+    @property
+    def torch_name(self) -> str:
+        """What torch calls it."""
+        ...
+
+    @property
+    def samples_a_bed_at_once(self) -> bool:
+        """Whether a sample takes all copies of one bed before the next bed's, so that each outgrows the cache alone."""
+        ...
+
     def now(self) -> float:
         """Return seconds on a clock that never goes back."""
         ...
 
-    def synchronize(self) -> None:
-        """Wait until everything started on the device is done."""
+    def time(self, call: Callable[[], object]) -> float:
+        """Return the seconds from before *call* until everything that it started is done."""
+        ...
+
+    def repeated(self, call: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return a call that does *call* *times* times over, at as little cost of its own as the device allows."""
         ...
 
     def available_bytes(self) -> int:
@@ -58,8 +72,12 @@ class Device(Protocol):
         """Return the memory that this process holds now."""
         ...
 
-    def peak_bytes(self) -> int:
-        """Return the most memory that this process ever held."""
+    def start_cell(self) -> None:
+        """Give back what earlier cells left behind."""
+        ...
+
+    def memory(self) -> "MemoryFigures":
+        """Return what is known of the memory that this process takes, by name of a figure."""
         ...
 
     def usage(self) -> Usage:
@@ -73,6 +91,32 @@ class Device(Protocol):
     def clock_hz(self) -> float | None:
         """Return the core clock now; None where the system does not tell."""
         ...
+
+    def throttle(self) -> tuple[str, ...]:
+        """Return why the clocks are held down now; empty where they are not, or nothing tells."""
+        ...
+
+    def power_w(self) -> float | None:
+        """Return the power that the device takes now; None where nothing tells."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class MemoryFigures:
+    """Bytes by name of a figure, and why others are absent."""
+
+    figures: dict[str, float]
+    missing: dict[str, str] = field(default_factory=dict)
+
+
+def repeat(call: Callable[[], object], times: int) -> Callable[[], object]:
+    """Return a call that does *call* *times* times over."""
+
+    def loop() -> None:
+        for _ in range(times):
+            call()
+
+    return loop if times > 1 else call
 
 
 class CpuDevice:
@@ -92,12 +136,29 @@ class CpuDevice:
         """What the processor is."""
         return self._info
 
+    @property
+    def torch_name(self) -> str:
+        """The processor."""
+        return "cpu"
+
+    @property
+    def samples_a_bed_at_once(self) -> bool:
+        """A call of one bed follows another's, copy by copy."""
+        return False
+
     def now(self) -> float:
         """Return the performance counter."""
         return time.perf_counter()
 
-    def synchronize(self) -> None:
-        """Do nothing: a call that returned has finished."""
+    def time(self, call: Callable[[], object]) -> float:
+        """Return the seconds of the call: when it returns it has finished."""
+        start = time.perf_counter()
+        call()
+        return time.perf_counter() - start
+
+    def repeated(self, call: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return a loop."""
+        return repeat(call, times)
 
     def available_bytes(self) -> int:
         """Return what Linux counts as available, less where a control group allows less."""
@@ -110,9 +171,13 @@ class CpuDevice:
         pages = int((_PROC / "self/statm").read_text().split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
 
-    def peak_bytes(self) -> int:
+    def start_cell(self) -> None:
+        """Do nothing: what is freed is given back."""
+
+    def memory(self) -> MemoryFigures:
         """Return this process' largest resident set."""
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return MemoryFigures(figures={"process_peak_bytes": float(peak)})
 
     def usage(self) -> Usage:
         """Return the first line of /proc/stat and this process' own time."""
@@ -128,6 +193,14 @@ class CpuDevice:
         """Return the mean over cores of what /proc/cpuinfo says."""
         clocks = [float(value) * 1e6 for value in _cpuinfo().get("cpu MHz", [])]
         return sum(clocks) / len(clocks) if clocks else None
+
+    def throttle(self) -> tuple[str, ...]:
+        """Return nothing: Linux does not tell it of processors in general."""
+        return ()
+
+    def power_w(self) -> float | None:
+        """Return nothing: reading it takes rights that users have not."""
+        return None
 
 
 @dataclass
@@ -156,17 +229,35 @@ class FakeDevice:
     free_bytes: int = 2**33
     usages: list[Usage] = field(default_factory=lambda: [Usage(total_s=0, busy_s=0, steal_s=0, own_s=0)])
     hz: float | None = None
+    throttled: tuple[str, ...] = ()
 
     def pass_time(self, seconds: float) -> None:
         """Move the clock on."""
         self.time_s += seconds
 
+    @property
+    def torch_name(self) -> str:
+        """The processor."""
+        return "cpu"
+
+    @property
+    def samples_a_bed_at_once(self) -> bool:
+        """As a processor."""
+        return False
+
     def now(self) -> float:
         """Return the clock."""
         return self.time_s
 
-    def synchronize(self) -> None:
-        """Do nothing."""
+    def time(self, call: Callable[[], object]) -> float:
+        """Return how far the call moved the clock."""
+        start = self.time_s
+        call()
+        return self.time_s - start
+
+    def repeated(self, call: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return a loop."""
+        return repeat(call, times)
 
     def available_bytes(self) -> int:
         """Return `free_bytes`."""
@@ -176,9 +267,12 @@ class FakeDevice:
         """Return 0."""
         return 0
 
-    def peak_bytes(self) -> int:
+    def start_cell(self) -> None:
+        """Do nothing."""
+
+    def memory(self) -> MemoryFigures:
         """Return 0."""
-        return 0
+        return MemoryFigures(figures={"process_peak_bytes": 0.0})
 
     def usage(self) -> Usage:
         """Return the next scripted reading."""
@@ -192,28 +286,13 @@ class FakeDevice:
         """Return `hz`."""
         return self.hz
 
+    def throttle(self) -> tuple[str, ...]:
+        """Return `throttled`."""
+        return self.throttled
 
-DEVICES: Final[dict[str, Callable[[str], Device]]] = {"cpu": CpuDevice}
-"""Device by name, made from the kernel variant chosen on it. CUDA joins here."""
-
-
-def open_device(name: str, kernel_variant: str = "") -> Device:
-    """Return the device called *name*, by its kind or as `kvplan devices` names it; auto is the processor.
-
-    Raises:
-        UnsupportedFormatError: A device that no kernel here runs on.
-        InputError: No such device.
-    """
-    wanted = "cpu" if name == "auto" else name
-    if wanted in DEVICES:
-        return DEVICES[wanted](kernel_variant)
-    for make in DEVICES.values():
-        device = make(kernel_variant)
-        if device.info.name == name:
-            return device
-    if wanted.startswith("cuda"):
-        raise UnsupportedFormatError(f"device {name}: no kernel here runs on CUDA", hint="use --device cpu")
-    raise InputError(f"no device {name!r}", hint=f"use {', '.join(DEVICES)} or auto")
+    def power_w(self) -> float | None:
+        """Return nothing."""
+        return None
 
 
 def parse_usage(line: str, ticks_per_s: int, *, own_s: float) -> Usage:

@@ -7,11 +7,11 @@ from typing import Final
 
 from kvplan.core.records import CellKey
 from kvplan.core.specs import ModelSpec
-from kvplan.measure.beds import COLD_FACTOR, fitting_copies
+from kvplan.measure.beds import COLD_FACTOR, fitting_copies, reads_between
 from kvplan.measure.device import Device
 from kvplan.measure.jobs import Effort, Samples
 from kvplan.measure.stacks import DenseStack, Stack, groups_of, layer_bytes, layer_runs
-from kvplan.measure.timing import Call, Sampling, sample_interleaved, time_once
+from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.ops import Ops
 from kvplan_kernels.format import parse
 
@@ -45,11 +45,13 @@ class KernelBench:
         reads = [run.count for _, run in runs + dense]
         wanted = COLD_FACTOR * device.info.last_level_cache_bytes
         allowed = int(device.available_bytes() * MEMORY_SHARE)
-        copies, self.cold_bytes = fitting_copies(sizes, reads, wanted, allowed)
+        copies, self.cold_bytes = fitting_copies(sizes, reads_between(device, reads), wanted, allowed)
         width = len(layer_runs(self.baseline, spec))
         split = [copies[start : start + width] for start in range(0, len(copies), width)]
         self.stacks = {key: Stack(key, spec, ops, numbers) for key, numbers in zip(stacked, split, strict=False)}
-        self._dense = DenseStack(self.baseline, spec, split[-1])
+        self._dense = DenseStack(self.baseline, spec, split[-1], ops.device)
+        self._rotations = {self._name(key): stack.rotation for key, stack in self.stacks.items()}
+        self._rotations[_TORCH_CALL] = self._dense.rotation
 
     def measure(self, effort: Effort) -> dict[CellKey, Samples]:
         """Return the figures of every cell."""
@@ -63,21 +65,21 @@ class KernelBench:
             for key, stack in self.stacks.items()
         }
 
+    def _name(self, key: CellKey) -> str:
+        return _BASELINE if key == self.baseline else key.label
+
     def _decode(self, effort: Effort) -> tuple[dict[str, tuple[float, ...]], bool]:
         """Return seconds of a step by cell, and whether torch's 16-bit attention is the faster one."""
-        calls: dict[str, Call] = {
-            _BASELINE if key == self.baseline else key.label: stack.decode for key, stack in self.stacks.items()
-        }
-        first = sample_interleaved(
-            self._device, calls | {_TORCH_CALL: self._dense.decode}, Sampling(samples=CHOOSING_ROUNDS, warmups=1)
-        )
+        calls: dict[str, Call] = {self._name(key): stack.decode for key, stack in self.stacks.items()}
+        both, few = calls | {_TORCH_CALL: self._dense.decode}, Sampling(samples=CHOOSING_ROUNDS, warmups=1)
+        first = sample_interleaved(self._device, both, few, self._rotations)
         torch_wins = median(first[_TORCH_CALL]) < median(first[_BASELINE])
         if torch_wins:
             calls[_TORCH_CALL] = self._dense.decode
         rest = Sampling(
             samples=max(1, effort.kernel_samples - CHOOSING_ROUNDS), warmups=1, budget_s=effort.kernel_budget_s
         )
-        later = sample_interleaved(self._device, calls, rest)
+        later = sample_interleaved(self._device, calls, rest, self._rotations)
         return {name: first[name] + later.get(name, ()) for name in first}, torch_wins
 
     def _unfused(self, effort: Effort) -> dict[str, tuple[float, ...]]:
@@ -85,7 +87,8 @@ class KernelBench:
             key.label: stack.decode_unfused for key, stack in self.stacks.items() if parse(key.format).quantized
         }
         sampling = Sampling(samples=effort.kernel_samples, warmups=1, budget_s=effort.kernel_budget_s)
-        return sample_interleaved(self._device, calls, sampling)
+        rotations = {key.label: stack.rotation for key, stack in self.stacks.items()}
+        return sample_interleaved(self._device, calls, sampling, rotations)
 
     def _samples(
         self,
@@ -104,7 +107,8 @@ class KernelBench:
         if len(stack.key.loads) == 1:
             call = stack.pack_call(stack.key.loads[0].bucket.prompt_tokens)
             call()
-            found.figures["pack_s"] = tuple(time_once(self._device, call) for _ in range(3))
+            pack = self._device.repeated(call, 1)
+            found.figures["pack_s"] = tuple(self._device.time(pack) for _ in range(3))
         else:
             found.missing |= dict.fromkeys(("prefill_s", "pack_s", "ttft_s"), MIX_REASON)
         return found
@@ -112,7 +116,7 @@ class KernelBench:
     def _append(self, stack: Stack) -> tuple[float, ...]:
         calls = stack.append_calls()
         calls[0]()
-        return tuple(time_once(self._device, call) for call in calls)
+        return tuple(self._device.time(self._device.repeated(call, 1)) for call in calls)
 
 
 def baseline_key(keys: Sequence[CellKey], spec: ModelSpec) -> CellKey:

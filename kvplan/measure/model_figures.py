@@ -19,6 +19,7 @@ from kvplan.runtime.pool import CachedSequence, blocks_for, pool_bytes
 from kvplan.runtime.session import Runtime, prefill_exact
 from kvplan.units import format_bytes
 from kvplan_kernels.format import parse
+from kvplan_kernels.layout import order_of
 
 MEMORY_SHARE: Final = 0.85
 WARMUP_STEPS: Final = 2
@@ -91,7 +92,7 @@ class ModelBench:
             self._fill(load, runtimes, sequences, figures)
         calls = {key.label: self._step(runtimes[key], sequences[key]) for key in keys}
         sampling = Sampling(
-            samples=self._job.effort.step_samples, warmups=WARMUP_STEPS, sample_s_min=0.0,
+            samples=self._job.effort.step_samples, warmups=WARMUP_STEPS, repeated=False,
             budget_s=self._job.effort.step_budget_s,
         )  # fmt: skip
         times = sample_interleaved(self._device, calls, sampling)
@@ -166,7 +167,8 @@ class ModelBench:
 def cell_pool_bytes(key: CellKey, spec: ModelSpec) -> int:
     """Return the bytes of a runtime's pool for a cell."""
     blocks, slots = pool_size(key)
-    return pool_bytes(spec, parse(key.format), block_tokens=key.block_tokens, blocks=blocks, slots=slots)
+    form, order = parse(key.format), order_of(key.kernel)
+    return pool_bytes(spec, form, block_tokens=key.block_tokens, blocks=blocks, slots=slots, order=order)
 
 
 def pool_size(key: CellKey) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """One cell's kernels over all layers of a model: what a decode step asks of the cache, without the model around it."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from kvplan.measure.beds import DenseBed, Group, PagedBed, synthetic
 from kvplan.runtime.ops import Ops
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.format import parse
-from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.layout import KVLayout, ceil_div, order_of
 
 PACK_COPIES: Final = 2
 """Caches that a prompt is packed into in turn; a page just written is not the next one written."""
@@ -36,9 +36,9 @@ class LayerRun:
 
 def layer_runs(key: CellKey, spec: ModelSpec) -> tuple[LayerRun, ...]:
     """Return the model's layers, those that cache the same together; UnsupportedError where no kernel takes one."""
-    form = parse(key.format)
+    form, order = parse(key.format), order_of(key.kernel)
     return tuple(
-        LayerRun(layer, layer.layout(form, key.block_tokens, spec.float_type), count)
+        LayerRun(layer, layer.layout(form, key.block_tokens, spec.float_type, order), count)
         for layer, count in Counter(spec.layers).items()
     )
 
@@ -48,20 +48,29 @@ def groups_of(key: CellKey) -> tuple[Group, ...]:
     return tuple(Group(sequences=load.sequences, tokens=load.bucket.total_tokens) for load in key.loads)
 
 
+def rotation(runs: Sequence[LayerRun], copies: Sequence[int]) -> int:
+    """Return the steps in which every one of *copies* of each run's bed is read."""
+    return max(ceil_div(number, run.count) for run, number in zip(runs, copies, strict=True))
+
+
 def layer_bytes(run: LayerRun, groups: tuple[Group, ...]) -> int:
     """Return the bytes of one layer's cache."""
     return sum(group.sequences * run.layout.sequence_bytes(group.tokens) for group in groups)
 
 
-def query_for(run: LayerRun, spec: ModelSpec, sequences: int) -> Tensor:
+def query_for(run: LayerRun, spec: ModelSpec, sequences: int, device: str) -> Tensor:
     """Return one query token of every sequence, [sequences, 1, query_heads, head_dim], in the model's 16-bit type."""
     generator = torch.Generator().manual_seed(1)
-    query = torch.randn(sequences, 1, spec.query_heads, run.layer.head_dim, generator=generator)
-    return query.to(TORCH_FLOAT[spec.float_type])
+    query = torch.randn(sequences, 1, spec.query_heads, run.layer.head_dim, generator=generator, device="cpu")
+    return query.to(TORCH_FLOAT[spec.float_type]).to(device)
 
 
 class Stack:
-    """The paged caches of one cell, a bed for each kind of layer."""
+    """The paged caches of one cell, a bed for each kind of layer.
+
+    Attributes:
+        rotation: Calls of a method after which every copy of every bed was read.
+    """
 
     def __init__(self, key: CellKey, spec: ModelSpec, ops: Ops, copies: list[int]) -> None:
         self.key = key
@@ -72,7 +81,8 @@ class Stack:
             PagedBed(run.layout, self._groups, ops, copies=number)
             for run, number in zip(self._runs, copies, strict=True)
         ]
-        self._queries = [query_for(run, spec, self._beds[0].sequences) for run in self._runs]
+        self.rotation = rotation(self._runs, copies)
+        self._queries = [query_for(run, spec, self._beds[0].sequences, ops.device) for run in self._runs]
 
     def decode(self) -> None:
         """Attend once in every layer."""
@@ -95,13 +105,18 @@ class Stack:
 
     def append_calls(self) -> list[Callable[[], object]]:
         """Return one call a step: append a token to every sequence in every layer, up to full length."""
-        tokens = [synthetic(run.layout, self._beds[0].sequences) for run in self._runs]
+        tokens = [synthetic(run.layout, self._beds[0].sequences, self._ops.device) for run in self._runs]
 
         def step(back: int) -> Callable[[], object]:
+            calls = [
+                (run.count, bed.append_call(key, value, back=back))
+                for run, bed, (key, value) in zip(self._runs, self._beds, tokens, strict=True)
+            ]
+
             def call() -> None:
-                for run, bed, (key, value) in zip(self._runs, self._beds, tokens, strict=True):
-                    for _ in range(run.count):
-                        bed.append_one(key, value, back=back)
+                for count, append in calls:
+                    for _ in range(count):
+                        append()
 
             return call
 
@@ -109,32 +124,41 @@ class Stack:
 
     def pack_call(self, prompt_tokens: int) -> Callable[[], object]:
         """Return a call that quantizes one prompt into pages in every layer."""
+        device = self._ops.device
         parts = [
-            (run, [_empty_cache(run.layout, prompt_tokens) for _ in range(PACK_COPIES)],
-             synthetic(run.layout, prompt_tokens))
+            (run, [_empty_cache(run.layout, prompt_tokens, device) for _ in range(PACK_COPIES)],
+             synthetic(run.layout, prompt_tokens, device))
             for run in self._runs
         ]  # fmt: skip
-        counts = torch.tensor([prompt_tokens], dtype=torch.int32)
+        counts = torch.tensor([prompt_tokens], dtype=torch.int32, device=device)
+        poisons = torch.zeros(1, dtype=torch.int32, device=device)
 
         def call() -> None:
             for run, caches, (key, value) in parts:
                 for layer in range(run.count):
                     cache, batch = caches[layer % PACK_COPIES]
-                    self._ops.append(cache, batch, key, value, counts)
+                    self._ops.append_counting(cache, batch, key, value, counts, poisons)
 
         return call
 
 
 class DenseStack:
-    """The same sequences in torch's own layout, 16 bits."""
+    """The same sequences in torch's own layout, 16 bits.
 
-    def __init__(self, key: CellKey, spec: ModelSpec, copies: list[int]) -> None:
+    Attributes:
+        rotation: As of `Stack`.
+    """
+
+    def __init__(self, key: CellKey, spec: ModelSpec, copies: list[int], device: str) -> None:
         groups = groups_of(key)
         self._runs = layer_runs(key, spec)
         self._beds = [
-            DenseBed(run.layout, groups, copies=number) for run, number in zip(self._runs, copies, strict=True)
+            DenseBed(run.layout, groups, copies=number, device=device)
+            for run, number in zip(self._runs, copies, strict=True)
         ]
-        self._queries = [query_for(run, spec, sum(group.sequences for group in groups)) for run in self._runs]
+        self.rotation = rotation(self._runs, copies)
+        sequences = sum(group.sequences for group in groups)
+        self._queries = [query_for(run, spec, sequences, device) for run in self._runs]
 
     def decode(self) -> None:
         """Attend once in every layer, query heads folded."""
@@ -143,11 +167,11 @@ class DenseStack:
                 bed.decode_folded(query, run.options)
 
 
-def _empty_cache(layout: KVLayout, tokens: int) -> tuple[LayerCache, Batch]:
+def _empty_cache(layout: KVLayout, tokens: int, device: str) -> tuple[LayerCache, Batch]:
     blocks = layout.blocks(tokens)
     batch = Batch(
-        block_tables=torch.arange(blocks, dtype=torch.int32).view(1, -1),
-        slots=torch.zeros(1, dtype=torch.int32),
-        lengths=torch.zeros(1, dtype=torch.int32),
+        block_tables=torch.arange(blocks, dtype=torch.int32, device=device).view(1, -1),
+        slots=torch.zeros(1, dtype=torch.int32, device=device),
+        lengths=torch.zeros(1, dtype=torch.int32, device=device),
     )
-    return LayerCache.allocate(layout, blocks=max(1, blocks), slots=1), batch
+    return LayerCache.allocate(layout, blocks=max(1, blocks), slots=1, device=device), batch

@@ -19,10 +19,11 @@ import torch
 from kvplan.core.records import CellKey, CellStatus, Conditions
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, KvplanError, MismatchError, UnsupportedFormatError
-from kvplan.measure.bandwidth import read_bandwidth
+from kvplan.measure.bandwidth import COPY, READ, bandwidths
 from kvplan.measure.beds import COLD_FACTOR
 from kvplan.measure.cells import exact_figures
-from kvplan.measure.device import Device, open_device
+from kvplan.measure.device import Device
+from kvplan.measure.devices import open_device
 from kvplan.measure.environment import Watch
 from kvplan.measure.gate import check_decode
 from kvplan.measure.jobs import ENCODER, Job, Measured, Message, Refused, Samples, Started
@@ -33,6 +34,7 @@ from kvplan.runtime.ops import Kernel, Ops, load_ops
 from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.layout import KVLayout
 
+_BANDWIDTHS: Final = {READ: "read_bandwidth_bytes_per_s", COPY: "copy_bandwidth_bytes_per_s"}
 _BANDWIDTH_MEMORY_SHARE: Final = 0.25
 _BANDWIDTH_BYTES_MIN: Final = 2**26
 _OUT_OF_MEMORY_TEXTS: Final = ("not enough memory", "can't allocate memory", "cannot allocate memory", "bad_alloc")
@@ -103,25 +105,26 @@ def _prepare(job: Job, report: Report) -> Bench:
     device, missing = open_device(job.device), {}
     before = device.resident_bytes()
     base: dict[str, tuple[float, ...]] = {}
-    loaded = load_model(job.model) if job.has_weights else None
+    loaded = load_model(job.model, device=device.torch_name) if job.has_weights else None
     if loaded is None:
         missing["model_resident_bytes"] = "the model has no weights here"
     else:
         base["model_resident_bytes"] = (float(device.resident_bytes() - before),)
-    ops = load_ops(job.kernel, job.threads)
+    ops = load_ops(job.kernel, job.threads, device.torch_name)
     bandwidth: tuple[float, ...] = ()
     if job.kernel is Kernel.REFERENCE:
-        missing["read_bandwidth_bytes_per_s"] = "the probe is part of the fused kernels"
+        missing |= dict.fromkeys(_BANDWIDTHS.values(), "the probe is part of the fused kernels")
     else:
-        bandwidth = base["read_bandwidth_bytes_per_s"] = _bandwidth(device, job.threads)
+        base |= {_BANDWIDTHS[name]: found for name, found in _bandwidths(device, job.threads).items()}
+        bandwidth = base[_BANDWIDTHS[READ]]
     report(Started(base=base, missing=missing))
     return Bench(device=device, ops=ops, job=job, loaded=loaded, bandwidth=bandwidth)
 
 
-def _bandwidth(device: Device, threads: int) -> tuple[float, ...]:
+def _bandwidths(device: Device, threads: int) -> dict[str, tuple[float, ...]]:
     wanted = max(_BANDWIDTH_BYTES_MIN, COLD_FACTOR * device.info.last_level_cache_bytes)
     allowed = int(device.available_bytes() * _BANDWIDTH_MEMORY_SHARE)
-    return read_bandwidth(device, threads=threads, buffer_bytes=min(wanted, allowed))
+    return bandwidths(device, threads=threads, buffer_bytes=min(wanted, allowed))
 
 
 def _measure_apart(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
@@ -141,6 +144,7 @@ def _measure_apart(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
 def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
     """Return one repeat of the cells of a group."""
     spec, job = bench.job.spec, bench.job
+    bench.device.start_cell()
     check_kernels(bench.ops, spec, group, bench.checked)
     watch = Watch.start(bench.device)
     kernels = KernelBench(bench.device, bench.ops, spec, group).measure(job.effort)
@@ -178,7 +182,9 @@ def _measured(bench: Bench, key: CellKey, samples: Samples, conditions: Conditio
     read_bytes = exact_figures(key, bench.job.spec)["read_bytes_per_step"].value or 0.0
     derived_figures(samples, read_bytes, bench.bandwidth)
     figures = samples.figures
-    figures["process_peak_bytes"] = (float(bench.device.peak_bytes()),)
+    memory = bench.device.memory()
+    figures |= {name: (value,) for name, value in memory.figures.items()}
+    samples.missing |= memory.missing
     if bench.bandwidth:
         figures["read_bandwidth_bytes_per_s"] = (median(bench.bandwidth),)
     return Measured(

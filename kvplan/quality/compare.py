@@ -21,7 +21,7 @@ def score_documents(
     for span in spans:
         for row in range(span.logits[0].shape[0]):
             index = span.first_passage + row
-            targets = torch.tensor(passages[index].targets[span.start : span.start + span.logits[0].shape[1]])
+            targets = _targets(passages[index], span)
             reference = span.logits[0][row].float().log_softmax(-1)
             for lane, logits in enumerate(span.logits[1:]):
                 tallies[lane][index].add(reference, logits[row].float().log_softmax(-1), targets)
@@ -31,6 +31,13 @@ def score_documents(
         )
         for lane, form in zip(tallies, formats, strict=True)
     ]
+
+
+def _targets(passage: Passage, span: Span) -> Tensor:
+    """Return the tokens that should follow those of *span*, where its logits are."""
+    logits = span.logits[0]
+    found = passage.targets[span.start : span.start + logits.shape[1]]
+    return torch.tensor(found, dtype=torch.int64, device=logits.device)
 
 
 class _Tally:
@@ -88,7 +95,7 @@ def score_trials(spans: Iterator[Span], passages: Sequence[Passage], lanes: int)
         for row in range(span.logits[0].shape[0]):
             passage = passages[span.first_passage + row]
             first = max(0, len(passage.fed) - passage.scored - span.start)
-            targets = torch.tensor(passage.targets[span.start : span.start + span.logits[0].shape[1]])[first:]
+            targets = _targets(passage, span)[first:]
             for lane, logits in enumerate(span.logits):
                 right = logits[row, first : first + len(targets)].argmax(-1) == targets
                 found[lane][span.first_passage + row] &= bool(right.all())

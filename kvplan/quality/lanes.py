@@ -125,7 +125,7 @@ class Lanes:
         held: list[list[CachedSequence]],
         progress: Callable[[int], None],
     ) -> Iterator[Span]:
-        fed = torch.tensor([row.fed for row in rows])
+        fed = torch.tensor([row.fed for row in rows], dtype=torch.int64, device="cpu")
         prompt = len(rows[0].prompt)
         for start in range(0, fed.shape[1], QUERIES_MAX):
             part = fed[:, start : start + QUERIES_MAX]

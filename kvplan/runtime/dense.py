@@ -48,17 +48,17 @@ def attend_fresh(query: Tensor, key: Tensor, value: Tensor, attention: LayerAtte
     for start in range(0, tokens, _QUERIES_AT_ONCE):
         end = min(tokens, start + _QUERIES_AT_ONCE)
         first = 0 if window is None else max(0, start - window + 1)
-        allowed = _allowed(end - start, end - first, window)
+        allowed = _allowed(end - start, end - first, window, query.device)
         parts.append(
             attend_masked(query[:, :, start:end], key[:, :, first:end], value[:, :, first:end], allowed, attention)
         )
     return torch.cat(parts, dim=2).transpose(1, 2).contiguous()
 
 
-def _allowed(queries: int, keys: int, window: int | None) -> Tensor:
+def _allowed(queries: int, keys: int, window: int | None, device: torch.device) -> Tensor:
     """Return bool [queries, keys]: the last query is the last key's own."""
-    position = torch.arange(keys - queries, keys)[:, None]
-    token = torch.arange(keys)
+    position = torch.arange(keys - queries, keys, device=device)[:, None]
+    token = torch.arange(keys, device=device)
     mask = token <= position
     return mask if window is None else mask & (token > position - window)
 

@@ -35,8 +35,15 @@ class LoadedModel:
     spec: ModelSpec
     layers: tuple[LayerAttention, ...]
 
+    @property
+    def device(self) -> str:
+        """Where its weights lie, as torch names it."""
+        return str(self.model.device)
 
-def load_model(name_or_path: str, *, dtype: torch.dtype | None = None, cache_conversion: bool = True) -> LoadedModel:
+
+def load_model(
+    name_or_path: str, *, dtype: torch.dtype | None = None, cache_conversion: bool = True, device: str = "cpu"
+) -> LoadedModel:
     """Return the model called *name_or_path*: demo, a folder, a GGUF file, or an id in the local Hugging Face cache.
 
     Args:
@@ -44,6 +51,7 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | None = None, cache_con
         dtype: Of weights and activations; None is the 16-bit type the model was published in.
         cache_conversion: Whether a GGUF file's weights are kept as safetensors in the user's cache folder, so that
             the next load takes a second and not a dozen.
+        device: Where to run it, as torch names it; it is read into the processor's memory first.
 
     Raises:
         InputError: There is no such model, or its files are damaged.
@@ -59,7 +67,9 @@ def load_model(name_or_path: str, *, dtype: torch.dtype | None = None, cache_con
         check_memory(spec, dtype, copies=2)
         path = converted_folder(path, spec, keep=cache_conversion)
     check_memory(spec, dtype, copies=1)
-    return attach(_read_weights(path, dtype), _read_tokenizer(path), spec)
+    if device != "cpu":
+        check_memory(spec, dtype, copies=1, device=device)
+    return attach(_read_weights(path, dtype).to(device), _read_tokenizer(path), spec)
 
 
 def attach(model: Any, tokenizer: Any, spec: ModelSpec) -> LoadedModel:
@@ -68,10 +78,10 @@ def attach(model: Any, tokenizer: Any, spec: ModelSpec) -> LoadedModel:
     return LoadedModel(model=model, tokenizer=tokenizer, spec=spec, layers=probe(model, spec))
 
 
-def check_memory(spec: ModelSpec, dtype: torch.dtype, *, copies: int) -> None:
+def check_memory(spec: ModelSpec, dtype: torch.dtype, *, copies: int, device: str = "cpu") -> None:
     """Refuse a model whose weights, *copies* times over, exceed the memory that is available now."""
     parameters = spec.parameters or (spec.weight_bytes or 0) // 2
-    require_memory(int(parameters * dtype.itemsize * copies * _WORKING_SHARE), f"loading {spec.name}")
+    require_memory(int(parameters * dtype.itemsize * copies * _WORKING_SHARE), f"loading {spec.name}", device)
 
 
 def _read_weights(folder: Path, dtype: torch.dtype) -> Any:

@@ -12,15 +12,19 @@ from torch import Tensor
 
 from kvplan.errors import MissingPartError
 from kvplan.runtime.dense import LayerAttention, attend_masked
+from kvplan_kernels.append.gpu import append_counting
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.gpu.targets import INTERPRET, interpreted, missing
+from kvplan_kernels.layout import KVLayout, Order, order_of
 
 
 class Kernel(StrEnum):
     """An implementation of the cache operations."""
 
     CPU = "cpu"
+    TRITON = "triton"
     REFERENCE = "reference"
 
 
@@ -48,7 +52,19 @@ class Decode(Protocol):
         """Attend to a layer's cache."""
 
 
+class AppendCounting(Protocol):
+    """Append as `Append` does, and tell the number of poisoned groups to a tensor, so that nothing is read back."""
+
+    def __call__(
+        self, cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, poisons: Tensor
+    ) -> None:
+        """Quantize new K and V into a layer's cache; add the poisoned groups to *poisons*, int32 [1]."""
+
+
 Dequantize = Callable[[LayerCache, Batch], tuple[Tensor, Tensor]]
+
+INTERPRETER: Final = "interpreter"
+"""The path of Triton kernels that run in its interpreter: right, and thousands of times too slow to be timed."""
 
 QUERIES_MAX: Final = 32
 """Query tokens of one sequence that one decode call takes."""
@@ -60,32 +76,91 @@ class Ops:
 
     Attributes:
         name: Implementation and path, such as cpu/avx512_vnni; what records call the kernel.
+        device: Where its caches and tensors lie, as torch names it.
     """
 
     name: str
     append: Append
+    append_counting: AppendCounting
     decode: Decode
     dequantize: Dequantize
+    device: str = "cpu"
+
+    @property
+    def order(self) -> Order:
+        """How codes lie in the caches that it takes."""
+        return order_of(self.name)
+
+    def lay(self, layout: KVLayout) -> KVLayout:
+        """Return *layout* with codes in the order that it takes."""
+        return replace(layout, order=self.order)
 
 
-def load_ops(kernel: Kernel | str, threads: int | None = None) -> Ops:
-    """Return the operations of *kernel*, on *threads* threads; None is torch's own count.
+def load_ops(kernel: Kernel | str, threads: int | None = None, device: str = "cpu") -> Ops:
+    """Return the operations of *kernel*.
+
+    Args:
+        kernel: An implementation.
+        threads: Threads of a CPU implementation; None is torch's own count.
+        device: Where it runs, as torch names it.
 
     Raises:
-        MissingPartError: The implementation is not built on this machine.
+        MissingPartError: The implementation is not built on this machine, or does not run on *device*.
     """
     kernel = Kernel(kernel)
+    _check_device(kernel, device)
     append, decode, dequantize = (
-        getattr(import_module(f"kvplan_kernels.{op}.{kernel}"), op) for op in ("append", "decode", "dequantize")
+        getattr(import_module(f"kvplan_kernels.{op}.{_MODULES[kernel]}"), op)
+        for op in ("append", "decode", "dequantize")
     )
-    if kernel is Kernel.REFERENCE:
-        return Ops(name="reference", append=append, decode=decode, dequantize=dequantize)
+    if kernel is Kernel.CPU:
+        append, decode, dequantize = (partial(call, threads=threads) for call in (append, decode, dequantize))
     return Ops(
-        name=f"cpu/{_cpu_variant()}",
-        append=partial(append, threads=threads),
-        decode=partial(decode, threads=threads),
-        dequantize=partial(dequantize, threads=threads),
+        name=_PATHS[kernel](device),
+        append=append,
+        append_counting=append_counting if kernel is Kernel.TRITON else _counting(append),
+        decode=decode,
+        dequantize=dequantize,
+        device=device,
     )
+
+
+def _counting(append: Append) -> AppendCounting:
+    def call(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, poisons: Tensor) -> None:
+        poisons += append(cache, batch, key, value, counts)
+
+    return call
+
+
+_MODULES: Final = {Kernel.CPU: "cpu", Kernel.TRITON: "gpu", Kernel.REFERENCE: "reference"}
+"""The module of an operation that holds the implementation."""
+
+
+def default_kernel(device: str) -> Kernel:
+    """Return the implementation made for *device*, as torch names it."""
+    return Kernel.TRITON if device.startswith("cuda") else Kernel.CPU
+
+
+def _check_device(kernel: Kernel, device: str) -> None:
+    """Refuse a device that the kernel does not run on."""
+    if kernel is not Kernel.TRITON and device.startswith("cuda"):
+        raise MissingPartError(
+            f"the {kernel} kernels run on the processor, not on {device}", hint="use --kernel triton"
+        )
+    if kernel is Kernel.TRITON and (reason := missing()):
+        raise MissingPartError(f"the Triton kernels cannot run: {reason}", hint="use --device cpu --kernel cpu")
+    if kernel is Kernel.TRITON and not device.startswith("cuda") and not interpreted():
+        raise MissingPartError(f"the Triton kernels run on a GPU, not on {device}", hint="use --kernel cpu")
+
+
+def require_compiled(ops: Ops) -> None:
+    """Refuse operations whose times would say nothing: Triton's interpreter computes right, thousands of times slower.
+
+    Raises:
+        MissingPartError: They run in it.
+    """
+    if ops.name.endswith(f"/{INTERPRETER}"):
+        raise MissingPartError("the Triton kernels run in Triton's interpreter", hint=f"unset {INTERPRET}")
 
 
 def unfused(ops: Ops) -> Ops:
@@ -105,8 +180,9 @@ def unfused(ops: Ops) -> Ops:
             raise ValueError("torch's attention does not tell what each token received")
         key, value = ops.dequantize(cache, batch)
         if positions is None:
-            positions = batch.lengths[:, None] - query.shape[1] + torch.arange(query.shape[1])
-        token = torch.arange(key.shape[2])
+            queries = torch.arange(query.shape[1], device=query.device)
+            positions = batch.lengths[:, None] - query.shape[1] + queries
+        token = torch.arange(key.shape[2], device=key.device)
         allowed = (token <= positions[..., None]) & (token < batch.lengths[:, None, None])
         if options.window is not None:
             allowed &= token > positions[..., None] - options.window
@@ -119,6 +195,16 @@ def unfused(ops: Ops) -> Ops:
     return replace(ops, name=f"torch-sdpa+{ops.name}", decode=decode)
 
 
+def _gpu_variant(device: str) -> str:
+    """Return the compute capability that kernels are compiled for, as sm_90; AMD's name of its own there."""
+    if not device.startswith("cuda"):
+        return INTERPRETER
+    if torch.version.hip is not None:
+        return str(torch.cuda.get_device_properties(device).gcnArchName).partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(device)
+    return f"sm_{major}{minor}"
+
+
 def _cpu_variant() -> str:
     from kvplan_kernels.native.loader import chosen_variant
 
@@ -126,3 +212,17 @@ def _cpu_variant() -> str:
         return chosen_variant()
     except UnsupportedError as error:
         raise MissingPartError(str(error)) from error
+
+
+_PATHS: Final[dict[Kernel, Callable[[str], str]]] = {
+    Kernel.CPU: lambda _: f"cpu/{_cpu_variant()}",
+    Kernel.TRITON: lambda device: f"triton/{_gpu_variant(device)}",
+    Kernel.REFERENCE: lambda _: "reference",
+}
+"""What records call the implementation on a device."""
+
+
+def wait(device: str) -> None:
+    """Wait until everything started on *device*, as torch names it, is done."""
+    if device.startswith("cuda"):
+        torch.cuda.synchronize(device)

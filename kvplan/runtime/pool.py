@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import torch
+from torch import Tensor
 
 from kvplan.core.memory import TABLE_STEP_BLOCKS
 from kvplan.core.specs import ModelSpec
@@ -11,7 +12,7 @@ from kvplan.errors import DoesNotFitError, UnsupportedFormatError
 from kvplan.runtime.memory import require_memory
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.format import CacheFormat, UnsupportedError
-from kvplan_kernels.layout import KVLayout, ceil_div
+from kvplan_kernels.layout import KVLayout, Order, ceil_div
 
 _UNUSED: Final = 0
 
@@ -42,20 +43,31 @@ class CachePool:
         UnsupportedFormatError: No kernel takes the format with this model and block size.
     """
 
-    def __init__(self, spec: ModelSpec, form: CacheFormat, *, block_tokens: int, blocks: int, slots: int) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        form: CacheFormat,
+        *,
+        block_tokens: int,
+        blocks: int,
+        slots: int,
+        order: Order = Order.LANES,
+        device: str = "cpu",
+    ) -> None:
         self.format = form
         self.block_tokens = block_tokens
-        needed = pool_bytes(spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots)
-        require_memory(needed, f"the {form} cache of {blocks} blocks for {slots} sequences")
+        self._device = device
+        needed = pool_bytes(spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots, order=order)
+        require_memory(needed, f"the {form} cache of {blocks} blocks for {slots} sequences", device)
         self.caches = tuple(
-            LayerCache.allocate(layout, blocks=blocks, slots=slots)
-            for layout in layer_layouts(spec, form, block_tokens)
+            LayerCache.allocate(layout, blocks=blocks, slots=slots, device=device)
+            for layout in layer_layouts(spec, form, block_tokens, order)
         )
         self.layout: KVLayout = self.caches[0].layout
         self._free_blocks = list(range(blocks - 1, -1, -1))
         self._free_slots = list(range(slots - 1, -1, -1))
         self._holders = [0] * blocks
-        self._tables = torch.full((slots, TABLE_STEP_BLOCKS), _UNUSED, dtype=torch.int32)
+        self._tables = _tables(slots)
 
     @property
     def nbytes(self) -> int:
@@ -120,12 +132,10 @@ class CachePool:
     def batch(self, sequences: list[CachedSequence]) -> Batch:
         """Return the tensors that kernels need, with the lengths of now."""
         width = max(1, *(len(sequence.blocks) for sequence in sequences))
-        slots = torch.tensor([sequence.slot for sequence in sequences], dtype=torch.int32)
-        return Batch(
-            block_tables=self._tables[:, :width].index_select(0, slots),
-            slots=slots,
-            lengths=torch.tensor([sequence.length for sequence in sequences], dtype=torch.int32),
-        )
+        slots = torch.tensor([sequence.slot for sequence in sequences], dtype=torch.int32, device="cpu")
+        lengths = torch.tensor([sequence.length for sequence in sequences], dtype=torch.int32, device="cpu")
+        tables = self._tables[:, :width].index_select(0, slots)
+        return Batch(block_tables=tables, slots=slots, lengths=lengths).to(self._device)
 
     def _check_free(self, needed: int, purpose: str) -> None:
         if needed > len(self._free_blocks):
@@ -141,8 +151,7 @@ class CachePool:
 
     def _hold(self, sequence: CachedSequence, block: int) -> None:
         if len(sequence.blocks) == self._tables.shape[1]:
-            wider = torch.full((len(self._tables), TABLE_STEP_BLOCKS), _UNUSED, dtype=torch.int32)
-            self._tables = torch.cat([self._tables, wider], dim=1)
+            self._tables = torch.cat([self._tables, _tables(len(self._tables))], dim=1)
         self._tables[sequence.slot, len(sequence.blocks)] = block
         sequence.blocks.append(block)
 
@@ -154,7 +163,10 @@ class CachePool:
             self._hold(twin, block)
         for _ in source.blocks[shared:]:
             self._hold(twin, self._take())
-        old, new = torch.tensor(source.blocks[shared:]), torch.tensor(twin.blocks[shared:])
+        old, new = (
+            torch.tensor(sequence.blocks[shared:], dtype=torch.int64, device=self._device)
+            for sequence in (source, twin)
+        )
         for cache in self.caches:
             if len(old):
                 cache.pages[new] = cache.pages[old]
@@ -163,23 +175,32 @@ class CachePool:
         return twin
 
 
-def layer_layouts(spec: ModelSpec, form: CacheFormat, block_tokens: int) -> tuple[KVLayout, ...]:
-    """Return every layer's layout.
+def _tables(slots: int) -> Tensor:
+    """Return more columns of block tables; they stay on the host, which writes them."""
+    return torch.full((slots, TABLE_STEP_BLOCKS), _UNUSED, dtype=torch.int32, device="cpu")
+
+
+def layer_layouts(
+    spec: ModelSpec, form: CacheFormat, block_tokens: int, order: Order = Order.LANES
+) -> tuple[KVLayout, ...]:
+    """Return every layer's layout, its codes in *order*.
 
     Raises:
         UnsupportedFormatError: No kernel takes the format with this model and block size.
     """
     try:
-        return tuple(layer.layout(form, block_tokens, spec.float_type) for layer in spec.layers)
+        return tuple(layer.layout(form, block_tokens, spec.float_type, order) for layer in spec.layers)
     except UnsupportedError as error:
         raise UnsupportedFormatError(f"format {form} on {spec.name}: {error}") from error
 
 
-def pool_bytes(spec: ModelSpec, form: CacheFormat, *, block_tokens: int, blocks: int, slots: int) -> int:
+def pool_bytes(
+    spec: ModelSpec, form: CacheFormat, *, block_tokens: int, blocks: int, slots: int, order: Order = Order.LANES
+) -> int:
     """Return the bytes of the pool that the same arguments would make."""
     return sum(
         blocks * layout.page_bytes + slots * (layout.ring_bytes + layout.sink_bytes)
-        for layout in layer_layouts(spec, form, block_tokens)
+        for layout in layer_layouts(spec, form, block_tokens, order)
     )
 
 

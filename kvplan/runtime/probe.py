@@ -100,7 +100,7 @@ class _ProbeStep:
     def _mask_window(self, function: Callable[..., Any]) -> int | None:
         """Return the window that *function* masks to, judged at rows spread over the model's context."""
         last = self._spec.context_tokens - 1
-        tokens = torch.arange(last + 1)
+        tokens = torch.arange(last + 1, device="cpu")
         window = last + 1 - self._first(function, last, tokens)
         for share in _ROW_SHARES:
             row = round(share * last)
@@ -110,8 +110,8 @@ class _ProbeStep:
 
     def _first(self, function: Callable[..., Any], row: int, tokens: Tensor) -> int:
         """Return the first token that position *row* attends to; it must attend to all from there to itself."""
-        zero = torch.tensor(0)
-        allowed = torch.as_tensor(function(zero, zero, torch.tensor(row), tokens)).expand(len(tokens))
+        zero, at = (torch.tensor(number, device=tokens.device) for number in (0, row))
+        allowed = torch.as_tensor(function(zero, zero, at, tokens)).expand(len(tokens))
         first = row + 1 - int(allowed.sum())
         if not bool((allowed == ((tokens >= first) & (tokens <= row))).all()):
             raise self._refusal("has a mask that is neither causal nor a sliding window")
@@ -130,9 +130,10 @@ def probe(model: Any, spec: ModelSpec) -> tuple[LayerAttention, ...]:
     """
     switch(model)
     step = _ProbeStep(spec)
-    tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64)
+    tokens = torch.zeros(1, _PROBE_TOKENS, dtype=torch.int64, device=model.device)
+    positions = torch.arange(_PROBE_TOKENS, device=model.device)[None]
     with running(step):
-        forward(model, handover_cache(len(spec.layers)), tokens, torch.arange(_PROBE_TOKENS)[None])
+        forward(model, handover_cache(len(spec.layers)), tokens, positions)
     if len(step.found) != len(spec.layers):
         raise UnsupportedModelError(
             f"{spec.architecture} called its attention for {len(step.found)} of {len(spec.layers)} layers"

@@ -15,7 +15,7 @@ from kvplan.runtime.chunks import chunk_sizes
 from kvplan.runtime.dense import LayerAttention, attend_fresh
 from kvplan.runtime.forward import forward
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops
+from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops, wait
 from kvplan.runtime.pool import CachedSequence, CachePool
 from kvplan_kernels.cache import Batch
 from kvplan_kernels.format import CacheFormat, UnsupportedError
@@ -27,8 +27,10 @@ MAX_BATCHED_TOKENS: Final = 8192
 class Spent:
     """Seconds that the cache operations of one call took, over all layers, and groups found poisoned.
 
+    On a GPU the parts of a step are those of starting it: to wait for each would slow what is measured.
+
     Attributes:
-        append_s: Quantizing and storing new tokens.
+        append_s: Quantizing and storing new tokens; of a prefill until it is done.
         attend_s: Attention over the paged cache.
         total_s: The whole call.
     """
@@ -91,18 +93,21 @@ class _FreshStep(_StepBase):
     def __init__(self, targets: Sequence["Runtime"], batches: Sequence[Batch], tokens: int, spent: Spent) -> None:
         super().__init__(targets[0].loaded.layers)
         self._targets = list(zip(targets, batches, strict=True))
-        self._counts = torch.tensor([tokens], dtype=torch.int32)
+        self._device = targets[0].ops.device
+        self._counts = torch.tensor([tokens], dtype=torch.int32, device=self._device)
         self._spent = spent
+        self.poisons = torch.zeros(1, dtype=torch.int32, device=self._device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         self.begin(layer)
         output = attend_fresh(query, key, value, self.layers[layer])
+        wait(self._device)
         started = perf_counter()
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         for runtime, batch in self._targets:
-            self._spent.poisoned_groups += runtime.ops.append(
-                runtime.pool.caches[layer], batch, keys, values, self._counts
-            )
+            cache = runtime.pool.caches[layer]
+            runtime.ops.append_counting(cache, batch, keys, values, self._counts, self.poisons)
+        wait(self._device)
         self._spent.append_s += perf_counter() - started
         return output
 
@@ -116,6 +121,7 @@ class _PagedStep(_StepBase):
         self._caches = runtime.pool.caches
         self._chunks = chunks
         self._spent = spent
+        self.poisons = torch.zeros(1, dtype=torch.int32, device=runtime.ops.device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         self.begin(layer)
@@ -132,8 +138,8 @@ class _PagedStep(_StepBase):
         """Take [batch, tokens, heads, head_dim] each."""
         attention, cache, spent = self.layers[layer], self._caches[layer], self._spent
         started = perf_counter()
-        spent.poisoned_groups += self._ops.append(
-            cache, chunk.before, key.flatten(0, 1), value.flatten(0, 1), chunk.counts
+        self._ops.append_counting(
+            cache, chunk.before, key.flatten(0, 1), value.flatten(0, 1), chunk.counts, self.poisons
         )
         appended = perf_counter()
         result = self._ops.decode(cache, chunk.after, query, attention.options, sink_logits=attention.sink_logits)
@@ -167,8 +173,11 @@ class Runtime:
     ) -> None:
         self.loaded = loaded
         self.format = form
-        self.ops: Ops = load_ops(kernel, threads)
-        self.pool = CachePool(loaded.spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots)
+        self.ops: Ops = load_ops(kernel, threads, loaded.device)
+        self.pool = CachePool(
+            loaded.spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots, order=self.ops.order,
+            device=self.ops.device,
+        )  # fmt: skip
         self.spent = Spent()
         self._model_cache = handover_cache(len(loaded.spec.layers))
 
@@ -210,7 +219,7 @@ class Runtime:
         What later chunks of a prompt, later turns and the rest of a prompt after a shared prefix do.
         """
         sizes = chunk_sizes(self.format, sequence.length, len(token_ids), QUERIES_MAX, single=False)
-        return self._run([sequence], torch.tensor([list(token_ids)]), sizes, last_only=True)[0, -1]
+        return self._run([sequence], torch.tensor([list(token_ids)], dtype=torch.int64), sizes, last_only=True)[0, -1]
 
     def step(self, sequences: list[CachedSequence], token_ids: Tensor) -> Tensor:
         """Append and attend, and return logits [batch, tokens, vocabulary].
@@ -238,15 +247,16 @@ class Runtime:
         self, sequences: list[CachedSequence], token_ids: Tensor, sizes: Sequence[int], *, last_only: bool
     ) -> Tensor:
         started = perf_counter()
-        tokens = token_ids.shape[1]
+        tokens, device = token_ids.shape[1], self.ops.device
         for sequence in sequences:
             self.pool.grow(sequence, tokens)
         batch, self.spent = self.pool.batch(sequences), Spent()
-        positions = batch.lengths.to(torch.int64)[:, None] + torch.arange(tokens)
+        positions = batch.lengths.to(torch.int64)[:, None] + torch.arange(tokens, device=device)
         step = _PagedStep(self, _chunks(batch, sizes), self.spent)
-        logits = run_step(self.loaded, self._model_cache, step, token_ids, positions, last_only=last_only)
+        logits = run_step(self.loaded, self._model_cache, step, token_ids.to(device), positions, last_only=last_only)
         for sequence in sequences:
             sequence.length += tokens
+        self.spent.poisoned_groups = int(step.poisons.item())  # waits for the device
         self.spent.total_s = perf_counter() - started
         return logits
 
@@ -266,7 +276,9 @@ def prefill_exact(targets: Sequence[Runtime], token_ids: Sequence[int]) -> list[
             runtime.pool.grow(sequences[-1], len(token_ids))
         batches = [runtime.pool.batch([sequence]) for runtime, sequence in zip(targets, sequences, strict=True)]
         step = _FreshStep(targets, batches, len(token_ids), spent)
-        ids, positions = torch.tensor([list(token_ids)]), torch.arange(len(token_ids))[None]
+        device = loaded.device
+        ids = torch.tensor([list(token_ids)], dtype=torch.int64, device=device)
+        positions = torch.arange(len(token_ids), device=device)[None]
         model_cache = handover_cache(len(loaded.spec.layers))
         logits = run_step(loaded, model_cache, step, ids, positions, last_only=True)
     except BaseException:
@@ -275,6 +287,7 @@ def prefill_exact(targets: Sequence[Runtime], token_ids: Sequence[int]) -> list[
         raise
     for sequence in sequences:
         sequence.length = len(token_ids)
+    spent.poisoned_groups = int(step.poisons.item())  # waits for the device
     spent.total_s = perf_counter() - started
     return [Prefilled(sequence=sequence, logits=logits[0, -1], spent=spent) for sequence in sequences]
 

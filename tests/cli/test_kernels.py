@@ -97,8 +97,8 @@ def test_a_kernel_that_disagrees_with_its_definition_gets_no_time(
 
     real = ops.load_ops
 
-    def broken(kernel: str, threads: int | None = None) -> ops.Ops:
-        found = real(kernel, threads)
+    def broken(kernel: str, threads: int | None = None, device: str = "cpu") -> ops.Ops:
+        found = real(kernel, threads, device)
         if kernel == "reference":
             return found
 

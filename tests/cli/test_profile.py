@@ -232,7 +232,7 @@ def test_the_journal_of_an_interrupted_run_is_not_overwritten_either(
         (["--device", "cuda"], ExitStatus.UNSUPPORTED, "--device cpu"),
         (["--device", "abacus"], ExitStatus.BAD_INPUT, "abacus"),
         (["--max-disturbance", "lots"], ExitStatus.BAD_INPUT, "lots"),
-        (["--kernel", "magic"], ExitStatus.BAD_INPUT, "use cpu or reference"),
+        (["--kernel", "magic"], ExitStatus.BAD_INPUT, "use cpu, triton, reference"),
         (["--prefill", "none"], ExitStatus.BAD_INPUT, "exact or through_cache"),
         (["-w", "no.yaml"], ExitStatus.BAD_INPUT, "no.yaml"),
         (["-o", "no/such/P.json"], ExitStatus.BAD_INPUT, "folder"),

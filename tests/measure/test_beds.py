@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -129,13 +131,10 @@ def test_appending_goes_through_every_length_up_to_the_full_one() -> None:
     seen: list[list[int]] = []
     ops = load_ops("reference")
     bed = PagedBed(layout("int8"), GROUPS, ops, copies=1)
-    bed._ops = type(ops)(
-        name="spy", decode=ops.decode, dequantize=ops.dequantize,
-        append=lambda cache, batch, key, value, counts: seen.append(batch.lengths.tolist()) or 0,  # type: ignore[func-returns-value]
-    )  # fmt: skip
+    bed._ops = replace(ops, append_counting=lambda cache, batch, *_: seen.append(batch.lengths.tolist()))
     token = torch.zeros(3, 2, 32)
 
     for back in (2, 1):
-        bed.append_one(token, token, back=back)
+        bed.append_call(token, token, back=back)()
 
     assert seen == [[148, 148, 35], [149, 149, 36]]

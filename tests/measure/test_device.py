@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from kvplan.errors import ExitStatus, InputError, KvplanError, MissingPartError, UnsupportedFormatError
-from kvplan.measure.device import CpuDevice, FakeDevice, Usage, last_level_cache_bytes, open_device, parse_usage
+from kvplan.errors import ExitStatus, InputError, KvplanError, MissingPartError
+from kvplan.measure.device import CpuDevice, FakeDevice, Usage, last_level_cache_bytes, parse_usage
+from kvplan.measure.devices import open_device
 from kvplan.measure.environment import STEAL_WEIGHT, TOLERANCE, Watch, disturbance
 
 
@@ -43,7 +44,7 @@ def test_the_processor_is_described() -> None:
 
     assert device.info.cores >= 1
     assert 0 < device.available_bytes() <= device.info.memory_bytes
-    assert 0 < device.resident_bytes() <= device.peak_bytes() + 2**20
+    assert 0 < device.resident_bytes() <= device.memory().figures["process_peak_bytes"] + 2**20
 
 
 def test_the_device_of_auto_is_the_processor() -> None:
@@ -56,7 +57,12 @@ def test_a_device_goes_by_its_own_name_too() -> None:
 
 @pytest.mark.parametrize(
     ("name", "kind", "status"),
-    [("cuda", UnsupportedFormatError, ExitStatus.UNSUPPORTED), ("tpu", InputError, ExitStatus.BAD_INPUT)],
+    [
+        ("cuda", MissingPartError, ExitStatus.UNSUPPORTED),
+        ("cuda:x", MissingPartError, ExitStatus.UNSUPPORTED),
+        ("cpu:7", InputError, ExitStatus.BAD_INPUT),
+        ("tpu", InputError, ExitStatus.BAD_INPUT),
+    ],
 )
 def test_other_devices_are_refused(name: str, kind: type[KvplanError], status: ExitStatus) -> None:
     with pytest.raises(kind) as caught:

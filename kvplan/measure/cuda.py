@@ -1,0 +1,198 @@
+"""A GPU that CUDA runs on: timed by its own events, its calls recorded in graphs, watched through NVML."""
+
+import gc
+import resource
+import time
+from collections.abc import Callable
+from importlib.util import find_spec
+from typing import Any, Final
+
+from kvplan.core.specs import DeviceInfo, DeviceKind
+from kvplan.errors import UnsupportedFormatError
+from kvplan.measure.device import CpuDevice, MemoryFigures, Usage
+from kvplan.measure.nvml import GpuState, open_nvml
+
+CAPABILITY_MIN: Final = (8, 0)
+"""bf16 matrix products, on which every kernel here rests, begin with compute capability 8.0."""
+_NVML_FIGURES: Final = {
+    "device_used_bytes": "memory_used_bytes",
+    "own_device_bytes": "own_memory_bytes",
+}
+"""Figures that are readings of NVML, by their names there."""
+
+
+def cuda_missing() -> str | None:
+    """Return why nothing can be measured on a GPU here, or None."""
+    if find_spec("torch") is None:
+        return "torch is not installed; pip install 'kvplan[profile]'"
+    import torch
+
+    if torch.version.hip is not None:
+        return "torch is built for AMD, whose GPUs kvplan compiles kernels for but does not measure on"
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is built without CUDA"
+    if not torch.cuda.is_available():
+        with open_nvml() as nvml:
+            return f"torch finds no GPU here{': ' + nvml.reason if nvml.reason else ''}"
+    return None
+
+
+def cuda_count() -> int:
+    """Return how many GPUs torch finds; CUDA_VISIBLE_DEVICES hides the others."""
+    if cuda_missing():
+        return 0
+    import torch
+
+    return int(torch.cuda.device_count())
+
+
+class CudaDevice:
+    """A GPU, by the number that torch gives it.
+
+    Raises:
+        UnsupportedFormatError: It is too old for the kernels.
+    """
+
+    def __init__(self, number: int = 0, kernel_variant: str = "") -> None:
+        import torch
+
+        self._torch: Any = torch
+        self._name = f"cuda:{number}"
+        self._host = CpuDevice()
+        properties: Any = torch.cuda.get_device_properties(number)
+        capability = (properties.major, properties.minor)
+        if capability < CAPABILITY_MIN:
+            raise UnsupportedFormatError(
+                f"{properties.name} has compute capability {capability[0]}.{capability[1]}; the kernels need "
+                f"8.0, which multiplies bf16"
+            )
+        self._info = DeviceInfo(
+            name=properties.name,
+            uuid=full_uuid(str(properties.uuid)),
+            kind=DeviceKind.CUDA,
+            cores=properties.multi_processor_count,
+            memory_bytes=properties.total_memory,
+            last_level_cache_bytes=properties.L2_cache_size,
+            kernel_variant=kernel_variant or f"sm_{capability[0]}{capability[1]}",
+        )
+        self._pool: Any = None
+
+    @property
+    def info(self) -> DeviceInfo:
+        """What the GPU is; its cores are its multiprocessors."""
+        return self._info
+
+    @property
+    def torch_name(self) -> str:
+        """What torch calls it, as cuda:0."""
+        return self._name
+
+    @property
+    def samples_a_bed_at_once(self) -> bool:
+        """One graph holds a whole rotation over a bed's copies."""
+        return True
+
+    def now(self) -> float:
+        """Return the host's performance counter."""
+        return time.perf_counter()
+
+    def time(self, call: Callable[[], object]) -> float:
+        """Return the seconds between two events of the device's own clock, around all that *call* starts."""
+        cuda = self._torch.cuda
+        with cuda.device(self._name):
+            start, end = (cuda.Event(enable_timing=True) for _ in range(2))
+            cuda.synchronize()
+            start.record()
+            call()
+            end.record()
+            end.synchronize()
+        return float(start.elapsed_time(end)) / 1e3
+
+    def repeated(self, call: Callable[[], object], times: int) -> Callable[[], object]:
+        """Return the replay of a CUDA graph, as engines launch a decode step: nothing waits for the host.
+
+        What reads something back from the device cannot be recorded, and is an error of CUDA's.
+        """
+        cuda = self._torch.cuda
+        with cuda.device(self._name):
+            self._pool = self._pool or cuda.graph_pool_handle()
+            graph = cuda.CUDAGraph()
+            with cuda.graph(graph, pool=self._pool):
+                for _ in range(times):
+                    call()
+        return graph.replay  # type: ignore[no-any-return]
+
+    def available_bytes(self) -> int:
+        """Return what the device has free, and what torch holds of it without using it."""
+        from kvplan.runtime.memory import available_bytes
+
+        return available_bytes(self._name)
+
+    def resident_bytes(self) -> int:
+        """Return the bytes of the tensors that this process has on the device."""
+        return int(self._torch.cuda.memory_allocated(self._name))
+
+    def memory(self) -> MemoryFigures:
+        """Return what torch's allocator and NVML say, and what lies between them.
+
+        Outside the allocator are the context, the kernels' code, workspaces of libraries and, where NVML does not tell
+        processes apart, other processes.
+        """
+        cuda = self._torch.cuda
+        reserved = float(cuda.memory_reserved(self._name))
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        figures = {
+            "process_peak_bytes": float(peak),
+            "allocator_peak_bytes": float(cuda.max_memory_allocated(self._name)),
+            "allocator_reserved_bytes": reserved,
+        }
+        readings = self._state().readings
+        missing = {name: readings[of].reason for name, of in _NVML_FIGURES.items() if readings[of].number is None}
+        figures |= {name: number for name, of in _NVML_FIGURES.items() if (number := readings[of].number) is not None}
+        held = figures.get("own_device_bytes", figures.get("device_used_bytes"))
+        if held is None:
+            missing["outside_allocator_bytes"] = missing["device_used_bytes"]
+        else:
+            figures["outside_allocator_bytes"] = held - reserved
+        return MemoryFigures(figures=figures, missing=missing)
+
+    def start_cell(self) -> None:
+        """Give back what earlier cells left, and count the peak anew."""
+        self._pool = None
+        gc.collect()
+        self._torch.cuda.empty_cache()
+        self._torch.cuda.reset_peak_memory_stats(self._name)
+
+    def usage(self) -> Usage:
+        """Return the host's: its cores start what the device runs."""
+        return self._host.usage()
+
+    def load_average(self) -> float:
+        """Return the host's."""
+        return self._host.load_average()
+
+    def clock_hz(self) -> float | None:
+        """Return the clock of the multiprocessors."""
+        return self._state().readings["sm_clock_hz"].number
+
+    def throttle(self) -> tuple[str, ...]:
+        """Return why the clocks are below their highest."""
+        found = self._state().readings["throttle"].value
+        return found if isinstance(found, tuple) else ()
+
+    def power_w(self) -> float | None:
+        """Return the power of the whole GPU."""
+        return self._state().readings["power_w"].number
+
+    def _state(self) -> GpuState:
+        with open_nvml() as nvml:
+            return nvml.find(self._info.uuid)
+
+
+def full_uuid(uuid: str) -> str:
+    """Return *uuid* as NVML has it; CUDA leaves out the prefix that says whether it is a whole GPU.
+
+    >>> full_uuid("8f6d8c9e-0c11-4f4b-9d2e-3b0a6f1d2c55")
+    'GPU-8f6d8c9e-0c11-4f4b-9d2e-3b0a6f1d2c55'
+    """
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
