@@ -62,7 +62,7 @@ def code_of(x, minimum, scale, poisoned, BITS: tl.constexpr):
     return tl.minimum(tl.maximum(code, 0.0), ((1 << BITS) - 1) * 1.0).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_width",))
 def append_pages(
     new, words, meta, pages, ring, block_tables, slots, lengths, counts, starts, poisons, stride_token, stride_head,
     table_width, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr,

@@ -15,9 +15,13 @@ from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
 from kvplan_kernels.layout import ceil_div
 
 SPLIT_TOKENS_MIN: Final = 128
-ROWS_MAX: Final = 64
+ROWS_MAX: Final = 32
 """Rows of one program; more are given to several, which read the cache again."""
+GROUPED_ROWS_MAX: Final = 16
+"""The same where scales are applied group by group, which takes registers."""
 ROWS_MIN: Final = 8
+FOLDED_CHANNELS_MAX: Final = 128
+"""Channels whose scales two warps fold into the queries without running out of registers in the loop."""
 FLOAT_TILE: Final = 32
 MERGE_CHUNK: Final = 16
 LOG2_E: Final = 1.4426950408889634
@@ -43,13 +47,17 @@ class Tiling:
 def tiling(g: Geometry, rows: int) -> Tiling:
     """Return the tiles for *rows* query rows of a KV head.
 
-    Tiles of keys with a scale per channel lie in one group, since its scales are folded into the queries.
+    Tiles of keys with a scale per channel lie in one group, since its scales are folded into the queries. Each warp
+    keeps all query rows as operands, so more rows leave registers for fewer tokens; more warps would compute the same
+    products of V again, whose planes have a few dozen channels.
     """
-    tokens = 128 if g.quantized else 64
+    grouped = g.keys.channel or max(g.keys.groups, g.values.groups) > 1
+    padded = min(GROUPED_ROWS_MAX if grouped else ROWS_MAX, padded_size(rows, ROWS_MIN))
+    tokens = (128 if g.quantized else 64) // (1 if padded == ROWS_MIN else 2)
     if g.keys.channel:
         tokens = min(tokens, g.keys.group)
-    padded = min(ROWS_MAX, padded_size(rows, ROWS_MIN))
-    return Tiling(tokens=tokens, rows=padded, warps=min(8, max(2, padded // 4)), stages=3)
+    folds_much = g.keys.channel and g.padded > FOLDED_CHANNELS_MAX
+    return Tiling(tokens=tokens, rows=padded, warps=4 if folds_much else 2, stages=3)
 
 
 def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:

@@ -45,7 +45,8 @@ def compilation(launch: Launch, arch: str) -> Compilation:
     backend, kernel = make_backend(gpu_target(arch)), launch.kernel
     bind: Any = create_function_from_signature(kernel.signature, kernel.params, backend)
     bound, specialization, options = bind(**launch.arguments, **launch.options)
-    _, signature, constants, attributes = kernel._pack_args(backend, dict(options), bound, specialization, options)
+    pack: Any = kernel._pack_args  # noqa: SLF001 - what the launcher calls; there is no public name
+    _, signature, constants, attributes = pack(backend, dict(options), bound, specialization, options)
     return Compilation(
         kernel=kernel, signature=signature, constants=constants, attributes=attributes, options=launch.options
     )
