@@ -122,8 +122,8 @@ CALLS: Final[dict[str, Callable[[Call], None]]] = {
     "dequantize": _dequantize,
     "read": _read,
 }
-"""By the name of an operation; received is decode that also says what weight each token received, read sums the pages
-up, which is what decode is held against."""
+"""By the name of an operation; received is decode that also says what weight each token received, read is what reads
+the pages and does no more: decode is held against it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -239,6 +239,6 @@ KERNELS: Final = {
     "append_pages": CountedKernel(loop=False, branches=True, share=_moved_share),
     "append_rest": CountedKernel(loop=False, branches=True, share=_rest_share),
     "dequantize_tokens": CountedKernel(loop=False, branches=True, share=_moved_share),
-    "sum_words": CountedKernel(loop=False, share=_read_share),
+    "fold_words": CountedKernel(loop=False, share=_read_share),
 }
 """By the name of the Triton function."""

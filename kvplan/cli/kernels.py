@@ -140,18 +140,21 @@ def _show(bench: "DecodeBench") -> None:
         f"{bench.kernel}; read bandwidth {bench.read_bandwidth_bytes_per_s / 1e9:.1f} GB/s; buffers rotated over "
         f"{cold}{short}", highlight=False,
     )  # fmt: skip
+    for name, reason in bench.not_compared.items():
+        console.print(f"not compared with {name}: {reason}", highlight=False)
     if disturbed := disturbance(bench.conditions):
         sys.stderr.write(f"disturbed: {disturbed} meanwhile; measure again on a quiet machine\n")
 
 
 def _table(bench: "DecodeBench") -> "Table":
+    from kvplan.measure.rivals import TORCH_FOLDED
     from kvplan.report.table import plain_table
 
     table = plain_table(
         [("kernel", False), ("format", False), ("time", True), ("GB/s", True), ("of read", True),
          ("vs folded SDPA", True), ("vs best 16-bit", True)]
     )  # fmt: skip
-    folded = next(cell.median_s for cell in bench.cells if cell.impl == "torch-sdpa-folded")
+    folded = next(cell.median_s for cell in bench.cells if cell.impl == TORCH_FOLDED)
     for cell in bench.cells:
         table.add_row(*_row(cell, bench, folded))
     return table

@@ -132,7 +132,7 @@ class PagedBed:
         """Attend as an engine without fusion does: dequantize to a temporary, then attend to that."""
         cache, start = self.next_cache(), 0
         for group, batch in zip(self.groups, self.batches, strict=True):
-            key, value = self._ops.dequantize(cache, batch)
+            key, value = self._ops.dequantize_tokens(cache, batch, group.tokens)
             attend_folded(query[start : start + group.sequences, 0], key, value, options)
             start += group.sequences
 
@@ -175,17 +175,6 @@ class DenseBed:
         start = 0
         for key, value in self.next_tensors():
             attend_folded(query[start : start + key.shape[0], 0], key, value, options)
-            start += key.shape[0]
-
-    def decode_gqa(self, query: Tensor, options: AttentionOptions) -> None:
-        """Attend with torch's own grouped-query attention."""
-        start = 0
-        for key, value in self.next_tensors():
-            heads = query[start : start + key.shape[0], 0].unsqueeze(2).to(key.dtype)
-            first = first_attended(key.shape[2], options)
-            scaled_dot_product_attention(
-                heads, key[:, :, first:], value[:, :, first:], scale=options.scale, enable_gqa=True
-            )
             start += key.shape[0]
 
 

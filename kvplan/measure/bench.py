@@ -1,7 +1,7 @@
 """One layer's decode attention against torch's, in one run: the kernels alone, without a model."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
@@ -14,6 +14,7 @@ from kvplan.measure.beds import COLD_FACTOR, DenseBed, Group, PagedBed, fitting_
 from kvplan.measure.device import Device
 from kvplan.measure.environment import Watch
 from kvplan.measure.gate import check_decode
+from kvplan.measure.rivals import build_rivals, rivals_on
 from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.ops import Ops
 from kvplan_kernels.cache import AttentionOptions
@@ -21,8 +22,6 @@ from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.layout import KVLayout
 
 DEFAULT_FORMATS: Final = ("bf16", "int8", "int4", "kivi-k4v4-g64", "kivi-k2v2-g64")
-TORCH_FOLDED: Final = "torch-sdpa-folded"
-TORCH_GQA: Final = "torch-sdpa-gqa"
 OWN: Final = "kvplan"
 READ_BYTES_MIN: Final = 2**26
 _READ: Final = "read"
@@ -47,7 +46,7 @@ class DecodeCell:
     """One implementation's times.
 
     Attributes:
-        impl: kvplan, torch-sdpa-folded or torch-sdpa-gqa.
+        impl: kvplan or a rival's name.
         bytes: What one call has to read of the cache.
         samples_s: Every sample.
     """
@@ -75,6 +74,7 @@ class DecodeBench:
         cold_bytes: What was rotated over, so that no call found its cache warm.
         cold_bytes_wanted: Four times the last-level cache.
         conditions: The machine meanwhile.
+        not_compared: Why other implementations were not, by name.
     """
 
     read_bandwidth_bytes_per_s: float
@@ -83,6 +83,7 @@ class DecodeBench:
     cold_bytes: int
     cold_bytes_wanted: int
     conditions: Conditions
+    not_compared: dict[str, str] = field(default_factory=dict)
 
     def best_16bit_s(self) -> float:
         """Return the time of the fastest 16-bit implementation."""
@@ -115,7 +116,7 @@ def bench_decode(
     cells = tuple(_cell(case, name, timed[name].read_bytes, found) for name, found in times.items())
     return DecodeBench(
         read_bandwidth_bytes_per_s=bandwidth, cells=cells, kernel=ops.name, cold_bytes=rotated,
-        cold_bytes_wanted=wanted, conditions=watch.conditions(),
+        cold_bytes_wanted=wanted, conditions=watch.conditions(), not_compared=rivals_on(device.info.kind)[1],
     )  # fmt: skip
 
 
@@ -149,7 +150,8 @@ def _timed(
     dense = KVLayout(format=parse("bf16"), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=16)
     read = {name: round(case.batch * layout.logical_bytes(case.tokens)) for name, layout in layouts.items()}
     dense_bytes = round(case.batch * dense.logical_bytes(case.tokens))
-    sizes = [*read.values(), dense_bytes, dense_bytes]
+    rivals, _ = rivals_on(device.info.kind)
+    sizes = [*read.values(), *(dense_bytes for _ in rivals)]
     copies, rotated = fitting_copies(sizes, reads_between(device, [1] * len(sizes)), wanted, allowed)
     generator = torch.Generator().manual_seed(0)
     query = torch.randn(case.batch, 1, case.query_heads, case.head_dim, generator=generator, device="cpu")
@@ -158,10 +160,10 @@ def _timed(
     for (name, layout), number in zip(layouts.items(), copies, strict=False):
         call = _bind(PagedBed(layout, groups, ops, copies=number), query, options)
         timed[f"{OWN} {name}"] = _Timed(call, read[name], number)
-    number = copies[-1] + copies[-2]
+    number = sum(copies[len(layouts) :]) // (1 + sum(rival.copies_cache for rival in rivals))
     bed = DenseBed(dense, groups, copies=number, device=ops.device)
-    timed[f"{TORCH_FOLDED} bf16"] = _Timed(lambda: bed.decode_folded(query, options), dense_bytes, number)
-    timed[f"{TORCH_GQA} bf16"] = _Timed(lambda: bed.decode_gqa(query, options), dense_bytes, number)
+    for name, rival_call in build_rivals(rivals, bed, query[:, 0], options).items():
+        timed[f"{name} bf16"] = _Timed(rival_call, dense_bytes, number)
     return timed, rotated
 
 

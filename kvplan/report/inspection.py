@@ -18,7 +18,7 @@ _HEADS: Final = (
 _SHORT: Final = {
     "decode_split": "split", "decode_merge": "merge", "decode_received": "received", "append_pages": "pages",
     "append_rest": "rest", "dequantize_tokens": "dense",
-    "sum_words": "read",
+    "fold_words": "read",
 }  # fmt: skip
 
 

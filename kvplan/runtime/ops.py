@@ -15,6 +15,7 @@ from kvplan.runtime.dense import LayerAttention, attend_masked
 from kvplan_kernels.append.gpu import append_counting
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.dequantize.gpu import dequantize_tokens
 from kvplan_kernels.format import UnsupportedError
 from kvplan_kernels.gpu.targets import INTERPRET, interpreted, missing
 from kvplan_kernels.layout import KVLayout, Order, order_of
@@ -62,6 +63,8 @@ class AppendCounting(Protocol):
 
 
 Dequantize = Callable[[LayerCache, Batch], tuple[Tensor, Tensor]]
+DequantizeTokens = Callable[[LayerCache, Batch, int], tuple[Tensor, Tensor]]
+"""The same with the length of the longest sequence given, so that nothing is read back."""
 
 INTERPRETER: Final = "interpreter"
 """The path of Triton kernels that run in its interpreter: right, and thousands of times too slow to be timed."""
@@ -84,6 +87,7 @@ class Ops:
     append_counting: AppendCounting
     decode: Decode
     dequantize: Dequantize
+    dequantize_tokens: DequantizeTokens
     device: str = "cpu"
 
     @property
@@ -121,6 +125,7 @@ def load_ops(kernel: Kernel | str, threads: int | None = None, device: str = "cp
         append_counting=append_counting if kernel is Kernel.TRITON else _counting(append),
         decode=decode,
         dequantize=dequantize,
+        dequantize_tokens=dequantize_tokens if kernel is Kernel.TRITON else _given(dequantize),
         device=device,
     )
 
@@ -130,6 +135,10 @@ def _counting(append: Append) -> AppendCounting:
         poisons += append(cache, batch, key, value, counts)
 
     return call
+
+
+def _given(dequantize: Dequantize) -> DequantizeTokens:
+    return lambda cache, batch, _: dequantize(cache, batch)
 
 
 _MODULES: Final = {Kernel.CPU: "cpu", Kernel.TRITON: "gpu", Kernel.REFERENCE: "reference"}

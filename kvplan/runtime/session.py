@@ -219,7 +219,8 @@ class Runtime:
         What later chunks of a prompt, later turns and the rest of a prompt after a shared prefix do.
         """
         sizes = chunk_sizes(self.format, sequence.length, len(token_ids), QUERIES_MAX, single=False)
-        return self._run([sequence], torch.tensor([list(token_ids)], dtype=torch.int64), sizes, last_only=True)[0, -1]
+        ids = torch.tensor([list(token_ids)], dtype=torch.int64, device=self.ops.device)
+        return self._run([sequence], ids, sizes, last_only=True)[0, -1]
 
     def step(self, sequences: list[CachedSequence], token_ids: Tensor) -> Tensor:
         """Append and attend, and return logits [batch, tokens, vocabulary].

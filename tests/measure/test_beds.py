@@ -119,7 +119,6 @@ def test_torch_attends_to_the_same_tokens() -> None:
     for key, value in bed.next_tensors():
         assert key.shape == value.shape
     bed.decode_folded(asked, OPTIONS)
-    bed.decode_gqa(asked, OPTIONS)
 
     key, value = bed.next_tensors()[0]
     expected = synthetic(layout("bf16"), 150)

@@ -14,11 +14,13 @@ TILES: Final = 16
 
 
 def read_words(words: Tensor) -> Tensor:
-    """Return the sum of *words*, int32 [count] on a GPU, modulo 2^32, for each part that one program reads."""
+    """Return *words*, int32 [count] on a GPU, folded by exclusive or, for each part that one program reads."""
     from kvplan_kernels.gpu import read_kernels  # Triton is slow to import, and not everywhere
 
     programs = ceil_div(words.numel(), TILE * TILES)
-    sums = torch.empty(programs, dtype=torch.int32, device=words.device)
+    folds = torch.empty(programs, dtype=torch.int32, device=words.device)
     target = targets.target(words.device)
-    target.launch(read_kernels.sum_words, (programs,), words, sums, words.numel(), TILE=TILE, TILES=TILES, num_warps=4)
-    return sums
+    target.launch(
+        read_kernels.fold_words, (programs,), words, folds, words.numel(), TILE=TILE, TILES=TILES, num_warps=4
+    )
+    return folds
