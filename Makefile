@@ -7,7 +7,7 @@ DEMO := .demo
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export HF_HUB_OFFLINE := 1
 
-.PHONY: help install demo test lint types imports unit docs docs-check wheel test-slow test-gpu mutants bench clean
+.PHONY: help install demo test lint types imports unit docs docs-check wheel test-slow test-gpu budget mutants bench clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' Makefile | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -47,6 +47,9 @@ test-slow: install ## the tests that `make test` leaves out
 
 test-gpu: install ## run the GPU kernels' tests on a GPU, every case; without one it is an error
 	KVPLAN_TEST_GPU=1 $(BIN)/pytest -q -s tests/kernels/test_triton.py tests/gpu
+
+budget: install ## write what tests hold the compiled GPU kernels to
+	$(BIN)/python tests/kernels/write_budget.py
 
 mutants: install ## break the kernels on purpose and see the tests fail
 	$(BIN)/python tests/kernels/check_mutants.py

@@ -77,37 +77,54 @@ def inspect_command(
     formats: list[str] = typer.Option(
         [], "-f", "--format", help="Format; may be repeated. Default: one of each kind.", show_default=False
     ),
+    op: str = typer.Option(
+        "decode",
+        help="Whose kernels: decode, received (decode that says what weight each token received), append, dequantize, "
+        "read (of memory, without more), or all.",
+    ),
     arch: str = typer.Option(
-        "sm_80,sm_90,sm_100,sm_120,gfx942", help="Architectures, with commas: sm_80, sm_90, sm_100, sm_120, gfx942."
+        "sm_80,sm_89,sm_90,sm_100,sm_120,gfx942",
+        help="Architectures, with commas: sm_80, sm_89, sm_90, sm_100, sm_120, gfx942.",
     ),
     head_dim: int = typer.Option(128, min=1, help="Elements of a head."),
+    kv_heads: int = typer.Option(8, min=1, help="KV heads."),
     gqa: int = typer.Option(4, min=1, max=16, help="Query heads of a KV head."),
     block_size: int = typer.Option(128, min=1, help="Tokens of a page."),
+    batch: int = typer.Option(1, min=1, help="Sequences."),
+    tokens: int = typer.Option(32768, min=1, help="Tokens that each sequence holds."),
+    queries: int = typer.Option(1, min=1, max=32, help="Query tokens of each sequence, or tokens to append to it."),
+    query_type: str = typer.Option("bf16", help="Type of queries and of tokens to append: bf16, fp16 or fp32."),
+    softcap: float = typer.Option(None, min=0, help="Softcap of the scores. Default: none.", show_default=False),
+    positions: bool = typer.Option(False, "--positions", help="Queries stand elsewhere than at the sequence's end."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Compile the GPU kernels ahead of time and count what they are made of; no GPU is needed.
 
     Registers, spills, shared memory, occupancy, and of the main loop: instructions for each element of K and V, integer
-    conversions, the widest load, and the part of the memory's bandwidth that these allow.
+    conversions and the widest load. From these, the least time that a kernel and the whole call can take.
     """
     from kvplan.measure.checks import require_packages
 
     require_packages()
-    from kvplan.measure.inspection import FORMATS, inspect_decode
+    from kvplan.measure.inspection import FORMATS, Shape, inspect_kernels, operations, predicted_calls
 
-    found = inspect_decode(
-        tuple(dict.fromkeys(formats)) or FORMATS, tuple(dict.fromkeys(arch.split(","))), head_dim=head_dim, gqa=gqa,
-        block_tokens=block_size,
+    shape = Shape(
+        head_dim=head_dim, kv_heads=kv_heads, gqa=gqa, block_size=block_size, batch=batch, tokens=tokens,
+        queries=queries, query_type=query_type, softcap=softcap or None, positions=positions,
     )  # fmt: skip
+    found = inspect_kernels(
+        operations(op), tuple(dict.fromkeys(formats)) or FORMATS, tuple(dict.fromkeys(arch.split(","))), shape
+    )
+    calls = predicted_calls(found)
     if as_json:
         from kvplan.report.json import dump
 
-        sys.stdout.write(dump({"kernels": found}) + "\n")
+        sys.stdout.write(dump({"kernels": found, "calls": calls}) + "\n")
         return
     from kvplan.report.console import open_console
     from kvplan.report.inspection import print_inspected
 
-    print_inspected(open_console(), found)
+    print_inspected(open_console(), found, calls)
 
 
 def _show(bench: "DecodeBench") -> None:

@@ -1,4 +1,18 @@
-"""GPUs as their makers describe them: what a kernel's prediction is made for. Every figure is reported."""
+"""GPUs as their makers describe them: what a kernel's prediction is made for. Every figure is reported.
+
+Sources, of NVIDIA but where another is named; dense rates are half of what a data sheet gives with sparsity:
+
+* A100: A100 80GB data sheet (2,039 GB/s, 312 TFLOPS); A100 architecture white paper (108 multiprocessors, 1,410 MHz).
+* H100, H200: data sheets (3.35 and 4.8 TB/s, 1,979 TFLOPS with sparsity); H100 architecture white paper (132
+  multiprocessors, 1,980 MHz, of which tensor cores reach 1,830).
+* B200: HGX B200 data sheet (7.7 TB/s, 4.5 PFLOPS with sparsity). Its 148 multiprocessors are those that its driver
+  tells (pytorch/ao, pull request 4002), its clock is that of reviews: the data sheet names neither.
+* RTX 5090: RTX Blackwell architecture white paper (170 multiprocessors, 2,407 MHz, 1,792 GB/s, 209.5 TFLOPS of bf16
+  with sums in fp32).
+* L40S: data sheet (864 GB/s, 362 TFLOPS); 142 multiprocessors and 2,520 MHz are those of the Ada white paper's AD102.
+* RTX 4090: Ada architecture white paper (128 multiprocessors, 2,520 MHz, 1,008 GB/s, 165.2 TFLOPS of bf16).
+* Shared memory, warps and registers of a multiprocessor: CUDA C++ Programming Guide, compute capabilities.
+"""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,6 +25,9 @@ LANES_PER_CLOCK: Final = 128
 PROGRAMS_MAX: Final = 32
 SHARED_RESERVED_BYTES: Final = 1024
 """Of each program, taken by the system."""
+LAUNCH_S: Final = 0.5e-6
+"""What a kernel in a CUDA graph takes beside its work, at the least: a chain of kernels of 2.9 us took 3.4 us each on a
+V100 (NVIDIA, Getting Started with CUDA Graphs, 2019). Launched one by one they took 3.8 us, so 0.9 us beside it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,6 +38,7 @@ class Gpu:
         arch: Compute capability, as sm_90.
         clock_hz: Boost clock.
         bandwidth_bytes_per_s: Of its memory.
+        dense_flops: Of bf16 matrix products summed in fp32, without sparsity, with the fastest instructions it has.
         shared_bytes: Shared memory of a multiprocessor.
         warps: The most that a multiprocessor holds.
     """
@@ -30,6 +48,7 @@ class Gpu:
     multiprocessors: int
     clock_hz: float
     bandwidth_bytes_per_s: float
+    dense_flops: float
     shared_bytes: int
     warps: int
 
@@ -49,22 +68,42 @@ class Gpu:
 
 
 _KIB: Final = 1024
-_ALL: Final = (
+ALL: Final = (
     Gpu(
-        name="A100 SXM 80 GB", arch="sm_80", multiprocessors=108, clock_hz=1.41e9, bandwidth_bytes_per_s=2.04e12,
-        shared_bytes=164 * _KIB, warps=64,
+        name="A100 SXM 80 GB", arch="sm_80", multiprocessors=108, clock_hz=1.41e9, bandwidth_bytes_per_s=2.039e12,
+        dense_flops=312e12, shared_bytes=164 * _KIB, warps=64,
+    ),
+    Gpu(
+        name="L40S", arch="sm_89", multiprocessors=142, clock_hz=2.52e9, bandwidth_bytes_per_s=0.864e12,
+        dense_flops=362e12, shared_bytes=100 * _KIB, warps=48,
+    ),
+    Gpu(
+        name="RTX 4090", arch="sm_89", multiprocessors=128, clock_hz=2.52e9, bandwidth_bytes_per_s=1.008e12,
+        dense_flops=165.2e12, shared_bytes=100 * _KIB, warps=48,
     ),
     Gpu(
         name="H200 SXM", arch="sm_90", multiprocessors=132, clock_hz=1.98e9, bandwidth_bytes_per_s=4.8e12,
-        shared_bytes=228 * _KIB, warps=64,
+        dense_flops=989.4e12, shared_bytes=228 * _KIB, warps=64,
+    ),
+    Gpu(
+        name="H100 SXM", arch="sm_90", multiprocessors=132, clock_hz=1.98e9, bandwidth_bytes_per_s=3.35e12,
+        dense_flops=989.4e12, shared_bytes=228 * _KIB, warps=64,
     ),
     Gpu(
         name="B200", arch="sm_100", multiprocessors=148, clock_hz=1.98e9, bandwidth_bytes_per_s=7.7e12,
-        shared_bytes=228 * _KIB, warps=64,
+        dense_flops=2250e12, shared_bytes=228 * _KIB, warps=64,
     ),
     Gpu(
-        name="RTX 5090", arch="sm_120", multiprocessors=170, clock_hz=2.41e9, bandwidth_bytes_per_s=1.79e12,
-        shared_bytes=100 * _KIB, warps=48,
+        name="RTX 5090", arch="sm_120", multiprocessors=170, clock_hz=2.407e9, bandwidth_bytes_per_s=1.792e12,
+        dense_flops=209.5e12, shared_bytes=100 * _KIB, warps=48,
     ),
 )  # fmt: skip
-GPUS: Final = {gpu.arch: gpu for gpu in _ALL}
+
+
+def of_arch(arch: str) -> tuple[Gpu, ...]:
+    """Return the GPUs of *arch*; the first stands for it where one must."""
+    return tuple(gpu for gpu in ALL if gpu.arch == arch)
+
+
+GPUS: Final = {arch: of_arch(arch)[0] for arch in dict.fromkeys(gpu.arch for gpu in ALL)}
+"""One GPU of each architecture."""

@@ -24,6 +24,7 @@ from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.gpu import targets, unpack
 from kvplan_kernels.inputs import Inputs, make_inputs
 from kvplan_kernels.layout import KVLayout, Order
+from kvplan_kernels.recorded import CALLS, KERNELS, Call, launches_of
 from kvplan_kernels.rows import plane_shifts
 
 ON_GPU = "KVPLAN_TEST_GPU" in os.environ
@@ -211,6 +212,72 @@ def test_poison_is_counted_and_stored_alike(name: str, number: float) -> None:
     overflows = bool(layout.format.key.metadata) or not math.isfinite(number)  # floats are as large as can be instead
     assert bool(expected_poison) == overflows
     assert torch.equal(found.pages, expected.pages)
+
+
+@pytest.mark.skipif(ON_GPU, reason="the device decides about the splits there")
+def test_what_is_inspected_is_what_a_call_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    launched: list[targets.Launch] = []
+    run = targets.Target.launch
+
+    def kept(target: targets.Target, kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+        run(replace(target, launches=launched), kernel, grid, *arguments, **named)
+        run(target, kernel, grid, *arguments, **named)
+
+    inputs = filled(Case(format="k2v4-r1-s5", lengths=(200, 200), queries=2, softcap=2.5, positions=True))
+    call = Call(
+        layout=inputs.cache.layout, batch=2, tokens=256, queries=2, gqa=4, query_type=torch.bfloat16, softcap=2.5,
+        positions=True,
+    )  # fmt: skip
+    looked_at = [launch for op in ("received", "append", "dequantize") for launch in interpreted_launches(op, call)]
+    table = inputs.batch.block_tables
+    batch = replace(inputs.batch, block_tables=torch.cat([table, table], dim=1)[:, : call.layout.blocks(256)].clone())
+    monkeypatch.setattr(targets.Target, "launch", kept)
+    monkeypatch.setattr(gpu, "_longest", lambda *_: 256)
+    gpu.decode(
+        inputs.cache, batch, inputs.query, inputs.options, positions=inputs.positions, received=True
+    )  # fmt: skip
+    new, two = inputs.key[:4], torch.full((2,), 2, dtype=torch.int32)
+    poisons = torch.zeros(1, dtype=torch.int32)
+    gpu_append.append_counting(copied(inputs.cache), replace(batch, lengths=two), new, new, two, poisons, most=2)
+    gpu_dequantize.dequantize_tokens(inputs.cache, batch, 256)
+    assert [told(launch) for launch in launched] == [told(launch) for launch in looked_at]
+    assert {launch.kernel.__name__ for launch in launched} == set(KERNELS) - {"fold_words"}
+    assert set(CALLS) == {"decode", "received", "append", "dequantize", "read"}
+
+
+def interpreted_launches(op: str, call: Call) -> list[targets.Launch]:
+    programs = targets.target(torch.device("cpu")).programs
+    return launches_of(op, call, multiprocessors=programs // targets.PROGRAMS_PER_MULTIPROCESSOR, arch="")
+
+
+def told(launch: targets.Launch) -> tuple[Any, ...]:
+    """Return what the compiler is told of a launch, and its grid: of tensors no more than their type."""
+    arguments = {
+        name: value.dtype if isinstance(value, Tensor) else (type(value), value)
+        for name, value in launch.arguments.items()
+    }
+    return launch.kernel.__name__, launch.grid, arguments, launch.options
+
+
+@pytest.mark.parametrize("most", [1, 70])
+def test_append_takes_as_many_programs_as_the_longest_sequence_needs(most: int) -> None:
+    layout = KVLayout(format=parse("kivi-k4v2-g32-r16"), kv_heads=1, head_dim=64, block_tokens=32, order=Order.ROWS)
+    counts = torch.tensor([most, 1, 0], dtype=torch.int32)
+    tables = torch.arange(3 * layout.blocks(200), dtype=torch.int32).view(3, -1)
+    slots, lengths = torch.arange(3, dtype=torch.int32), torch.tensor([47, 110, 5], dtype=torch.int32)
+    expected = LayerCache.allocate(layout, blocks=tables.numel(), slots=3)
+    batch = Batch(block_tables=tables, slots=slots, lengths=0 * lengths)
+    generator = torch.Generator().manual_seed(4)
+    held = torch.randn(int(lengths.sum()), 1, 64, generator=generator).bfloat16()
+    append(expected, batch, held, held, lengths)
+    found, new = moved(expected), torch.randn(int(counts.sum()), 1, 64, generator=generator).bfloat16()
+    append(expected, batch.after(lengths), new, new, counts)
+    gpu_append.append_counting(
+        found, moved_batch(batch.after(lengths)), new.to(DEVICE), new.to(DEVICE), counts.to(DEVICE),
+        torch.zeros(1, dtype=torch.int32, device=DEVICE), most=most,
+    )  # fmt: skip
+    for name in ("pages", "ring", "sinks"):
+        assert torch.equal(getattr(found, name).cpu(), getattr(expected, name)), name
 
 
 @pytest.mark.parametrize(("splits", "tokens"), [(1, 100), (2, 300), (5, 1500)])

@@ -1,6 +1,6 @@
 """Append in Triton, on a GPU, or in Triton's interpreter."""
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -34,9 +34,27 @@ def append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: 
 
 
 def append_counting(
-    cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, poisons: Tensor
+    cache: LayerCache,
+    batch: Batch,
+    key: Tensor,
+    value: Tensor,
+    counts: Tensor,
+    poisons: Tensor,
+    *,
+    most: int | None = None,
 ) -> None:
-    """Store new tokens as `append` does, and add the poisoned groups to *poisons*, int32 [1]: nothing is read back."""
+    """Store new tokens as `append` does, and count the poisoned groups without reading anything back.
+
+    Args:
+        cache: As in the definition, like all that follow, on the GPU.
+        batch: As in the definition.
+        key: As in the definition; any strides.
+        value: As key.
+        counts: As in the definition.
+        poisons: int32 [1], to which the poisoned groups are added.
+        most: The largest of *counts*, where the caller knows it: else programs are launched as if each sequence could
+            have all new tokens, and most of them find nothing to do. Tokens beyond it are lost.
+    """
     check_buffers(cache, batch)
     _check_tokens(cache, batch, key, value, counts)
     target = targets.target(cache.pages.device)
@@ -44,37 +62,36 @@ def append_counting(
     targets.check_format(cache.layout.format, target.arch)
     if not batch.lengths.shape[0] or not key.shape[0]:
         return
-    g, layout = geometry(cache.layout), cache.layout
+    g = geometry(cache.layout)
     starts = (counts.cumsum(0) - counts).to(torch.int32)
-    for new, tensor, capacity in (
-        (key, g.keys, layout.key_ring_tokens),
-        (value, g.values, layout.value_ring_tokens),
-    ):
+    longest = key.shape[0] if most is None else min(most, key.shape[0])
+    for new, tensor in ((key, g.keys), (value, g.values)):
         rows = new if new.stride(2) == 1 else new.contiguous()
-        with target.current():
-            _append(cache, batch, rows, counts, starts, poisons, tensor, capacity)
+        _append(target, cache, batch, rows, counts, starts, poisons, tensor, longest)
 
 
 def _append(
-    cache: LayerCache, batch: Batch, new: Tensor, counts: Tensor, starts: Tensor, poisons: Tensor,
-    tensor: TensorGeometry, capacity: int,
+    target: targets.Target, cache: LayerCache, batch: Batch, new: Tensor, counts: Tensor, starts: Tensor,
+    poisons: Tensor, tensor: TensorGeometry, longest: int,
 ) -> None:  # fmt: skip
     from kvplan_kernels.append import gpu_kernels  # Triton is slow to import, and not everywhere
 
-    kernels: Any = gpu_kernels
     g, dtype = geometry(cache.layout), TORCH_FLOAT[cache.layout.float_type]
-    pairs, tokens = batch.lengths.shape[0] * g.kv_heads, new.shape[0]
+    pairs = batch.lengths.shape[0] * g.kv_heads
     pages, ring, sinks = cache.pages.view(-1), cache.ring.view(-1).view(dtype), cache.sinks.view(-1).view(dtype)
     tile = tensor.group if tensor.channel else PAGE_TILE
     float_type = targets.float_name(cache.layout.float_type)
-    kernels.append_pages[(ceil_div(tokens + capacity, tile) + 1, pairs)](
-        new, pages.view(torch.uint16), pages.view(torch.float16), pages.view(dtype), ring, batch.block_tables,
-        batch.slots, batch.lengths, counts, starts, poisons, new.stride(0), new.stride(1),
-        batch.block_tables.shape[1], G=g, T=tensor, TILE=tile, FLOAT=float_type, num_warps=4,
+    # A flush takes a quantum less one of held tokens along, and a word's tokens before the first.
+    leaving = longest + tensor.quantum - 1 + tensor.tokens - 1
+    target.launch(
+        gpu_kernels.append_pages, (ceil_div(leaving, tile), pairs), new, pages.view(torch.uint16),
+        pages.view(torch.float16), pages.view(dtype), ring, batch.block_tables, batch.slots, batch.lengths, counts,
+        starts, poisons, new.stride(0), new.stride(1), batch.block_tables.shape[1], G=g, T=tensor, TILE=tile,
+        FLOAT=float_type, num_warps=4,
     )  # fmt: skip
-    kernels.append_rest[(ceil_div(tokens, REST_TILE), pairs)](
-        new, ring, sinks, batch.slots, batch.lengths, counts, starts, new.stride(0), new.stride(1), G=g, T=tensor,
-        TILE=REST_TILE, FLOAT=float_type, num_warps=4,
+    target.launch(
+        gpu_kernels.append_rest, (ceil_div(longest, REST_TILE), pairs), new, ring, sinks, batch.slots, batch.lengths,
+        counts, starts, new.stride(0), new.stride(1), G=g, T=tensor, TILE=REST_TILE, FLOAT=float_type, num_warps=4,
     )  # fmt: skip
 
 

@@ -86,7 +86,7 @@ def float_words(
     return tl.where((bad > 0)[:, None], all_nan, packed), bad > 0
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_width",))
 def append_pages(
     new, words, meta, pages, ring, block_tables, slots, lengths, counts, starts, poisons, stride_token, stride_head,
     table_width, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr,

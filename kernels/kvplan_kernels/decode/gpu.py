@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -10,15 +10,18 @@ from torch import Tensor
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import check_buffers, check_query
 from kvplan_kernels.decode.result import DecodeResult
-from kvplan_kernels.format import FloatType
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
-from kvplan_kernels.layout import KVLayout, ceil_div
+from kvplan_kernels.layout import ceil_div
 
 SPLIT_TOKENS_MIN: Final = 128
-ROWS_MAX: Final = 64
+ROWS_MAX: Final = 32
 """Rows of one program; more are given to several, which read the cache again."""
+GROUPED_ROWS_MAX: Final = 16
+"""The same where scales are applied group by group, which takes registers."""
 ROWS_MIN: Final = 8
+FOLDED_CHANNELS_MAX: Final = 128
+"""Channels whose scales two warps fold into the queries without running out of registers in the loop."""
 FLOAT_TILE: Final = 32
 MERGE_CHUNK: Final = 16
 LOG2_E: Final = 1.4426950408889634
@@ -44,13 +47,17 @@ class Tiling:
 def tiling(g: Geometry, rows: int) -> Tiling:
     """Return the tiles for *rows* query rows of a KV head.
 
-    Tiles of keys with a scale per channel lie in one group, since its scales are folded into the queries.
+    Tiles of keys with a scale per channel lie in one group, since its scales are folded into the queries. Each warp
+    keeps all query rows as operands, so more rows leave registers for fewer tokens; more warps would compute the same
+    products of V again, whose planes have a few dozen channels.
     """
-    tokens = 128 if g.quantized else 64
+    grouped = g.keys.channel or max(g.keys.groups, g.values.groups) > 1
+    padded = min(GROUPED_ROWS_MAX if grouped else ROWS_MAX, padded_size(rows, ROWS_MIN))
+    tokens = (128 if g.quantized else 64) // (1 if padded == ROWS_MIN else 2)
     if g.keys.channel:
         tokens = min(tokens, g.keys.group)
-    padded = min(ROWS_MAX, padded_size(rows, ROWS_MIN))
-    return Tiling(tokens=tokens, rows=padded, warps=min(8, max(2, padded // 4)), stages=3)
+    folds_much = g.keys.channel and g.padded > FOLDED_CHANNELS_MAX
+    return Tiling(tokens=tokens, rows=padded, warps=4 if folds_much else 2, stages=3)
 
 
 def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:
@@ -122,7 +129,6 @@ def decode(
     )
     from kvplan_kernels.decode import gpu_kernels  # Triton is slow to import, and not everywhere
 
-    kernels: Any = gpu_kernels
     row_maxima, row_totals = (torch.empty(pairs * rows, dtype=torch.float32, device=query.device) for _ in range(2))
     strides = (query.stride(0), query.stride(1), query.stride(2), batch.block_tables.shape[1])
     scale = options.scale / options.softcap if options.softcap else options.scale * LOG2_E
@@ -137,33 +143,37 @@ def decode(
         "FLOAT": targets.float_name(cache.layout.float_type), "CAPPED": options.softcap is not None,
         "HAS_POSITIONS": positions is not None, "ASM": target.asm,
     }  # fmt: skip
-    with target.current():
-        kernels.decode_split[(pairs, all_splits, row_blocks)](
-            *held, outputs, weights, maxima, *strides, queries, ratio, rows, options.window or 0, scale,
-            options.softcap or 0.0, splits, all_splits, ROWS=tiles.rows, MIDDLE=middle, PIPELINE=tiles.stages,
-            num_warps=tiles.warps, **compiled_for,
-        )  # fmt: skip
-        kernels.decode_merge[(rows, pairs)](
-            outputs, weights, maxima, output if sink_logits is None else sink_logits.contiguous(), output, row_maxima,
-            row_totals, queries, ratio, rows, all_splits, G=g, CHUNK=MERGE_CHUNK,
-            HAS_SINK_LOGITS=sink_logits is not None, num_warps=4,
-        )  # fmt: skip
+    target.launch(
+        gpu_kernels.decode_split, (pairs, all_splits, row_blocks), *held, outputs, weights, maxima, *strides, queries,
+        ratio, rows, options.window or 0, scale, options.softcap or 0.0, splits, all_splits, ROWS=tiles.rows,
+        MIDDLE=middle, PIPELINE=tiles.stages, num_warps=tiles.warps, **compiled_for,
+    )  # fmt: skip
+    target.launch(
+        gpu_kernels.decode_merge, (rows, pairs), outputs, weights, maxima,
+        output if sink_logits is None else sink_logits.contiguous(), output, row_maxima, row_totals, queries, ratio,
+        rows, all_splits, G=g, CHUNK=MERGE_CHUNK, HAS_SINK_LOGITS=sink_logits is not None, num_warps=4,
+    )  # fmt: skip
     if not received:
         return DecodeResult(output=output)
     from kvplan_kernels.decode import received_gpu_kernels
 
-    of_tokens: Any = received_gpu_kernels
-    tokens = int(batch.lengths.max())
+    tokens = _longest(cache, batch)
     share = torch.zeros(sequences, heads, tokens, dtype=torch.float32, device=query.device)
     page_tiles, ring_tiles = ceil_div(tokens, tiles.tokens), ceil_div(cache.layout.key_ring_tokens, FLOAT_TILE)
     sink_tiles = ceil_div(form.sink_tokens, FLOAT_TILE)
-    with target.current():
-        of_tokens.decode_received[(page_tiles + ring_tiles + sink_tiles, pairs)](
-            *held, row_maxima, row_totals, share, *strides, queries, ratio, options.window or 0, scale,
-            options.softcap or 0.0, tokens, page_tiles, ring_tiles, ROWS=padded_size(ratio, ROWS_MIN), num_warps=4,
-            **compiled_for,
-        )  # fmt: skip
+    target.launch(
+        received_gpu_kernels.decode_received, (page_tiles + ring_tiles + sink_tiles, pairs), *held, row_maxima,
+        row_totals, share, *strides, queries, ratio, options.window or 0, scale, options.softcap or 0.0, tokens,
+        page_tiles, ring_tiles, ROWS=padded_size(ratio, ROWS_MIN), num_warps=4, **compiled_for,
+    )  # fmt: skip
     return DecodeResult(output=output, received=share)
+
+
+def _longest(cache: LayerCache, batch: Batch) -> int:
+    """Return the longest length; where tensors hold nothing, the most that a block table has room for."""
+    if batch.lengths.is_meta:
+        return batch.block_tables.shape[1] * cache.layout.block_tokens
+    return int(batch.lengths.max())
 
 
 def _views(cache: LayerCache) -> tuple[Tensor, ...]:
@@ -184,68 +194,3 @@ def _parts(held: torch.dtype, operand: torch.dtype) -> int:
     """Return how many operands hold a query exactly enough: one where its mantissa fits, else one more for the rest."""
     bits = {torch.bfloat16: 8, torch.float16: 11, torch.float32: 24}
     return 1 if bits[held] <= bits[operand] else 2
-
-
-@dataclass(frozen=True, slots=True)
-class Compilation:
-    """What Triton's compiler takes to compile a kernel ahead of time, as `triton.compiler.ASTSource` names it.
-
-    Attributes:
-        kernel: The kernel.
-        signature: Type of each argument, "constexpr" of constants.
-        constants: Their values.
-        attributes: By argument, what is known of it.
-        options: Warps and stages.
-        tiling: How the call is cut.
-    """
-
-    kernel: Any
-    signature: dict[str, str]
-    constants: dict[str, Any]
-    attributes: dict[tuple[int], list[list[Any]]]
-    options: dict[str, int]
-    tiling: Tiling
-
-
-_FLOAT_POINTER: Final = {FloatType.BF16: "*bf16", FloatType.FP16: "*fp16"}
-_INTEGERS: Final = (
-    "query_stride_sequence", "query_stride_query", "query_stride_head", "table_width", "queries", "ratio", "rows",
-    "window",
-)  # fmt: skip
-_ALIGNED: Final = [["tt.divisibility", 16]]
-
-
-def compilation(layout: KVLayout, ratio: int, *, asm: bool) -> Compilation:
-    """Return how the split kernel of one query token in the cache's own type is compiled, as a call would.
-
-    Args:
-        layout: Of the cache, in rows.
-        ratio: Query heads of a KV head.
-        asm: Whether the target takes NVIDIA's PTX.
-    """
-    from kvplan_kernels.decode import gpu_kernels  # Triton is slow to import, and not everywhere
-
-    g, tiles, real = geometry(layout), tiling(geometry(layout), ratio), _FLOAT_POINTER[layout.float_type]
-    pointers = {
-        "query": real, "codes": "*u16", "meta": "*fp16", "pages": real, "ring": real, "sinks": real,
-        "block_tables": "*i32", "slots": "*i32", "lengths": "*i32", "positions": "*i32", "outputs": "*fp32",
-        "weights": "*fp32", "maxima": "*fp32",
-    }  # fmt: skip
-    numbers = {**dict.fromkeys(_INTEGERS, "i32"), "scale": "fp32", "softcap": "fp32", "splits": "i32"}
-    constants = {
-        "G": g, "ROWS": tiles.rows, "BN": tiles.tokens, "BN_FLOAT": FLOAT_TILE, "PARTS": 1, "CODE_PARTS": 1,
-        "FLOAT": targets.float_name(layout.float_type), "CAPPED": False, "HAS_POSITIONS": False,
-        "MIDDLE": layout.format.quantized and layout.format.key_flush != layout.format.value_flush, "ASM": asm,
-        "PIPELINE": tiles.stages,
-    }  # fmt: skip
-    signature = {**pointers, **numbers, "all_splits": "i32", **dict.fromkeys(constants, "constexpr")}
-    names = list(signature)
-    aligned = [*pointers, "query_stride_sequence", "query_stride_query", "query_stride_head"]
-    return Compilation(
-        kernel=gpu_kernels.decode_split,
-        signature=signature,
-        constants=constants,
-        attributes={(names.index(name),): _ALIGNED for name in aligned},
-        options={"num_warps": tiles.warps, "num_stages": tiles.stages},
-        tiling=tiles,
-    )

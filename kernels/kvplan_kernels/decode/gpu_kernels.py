@@ -7,6 +7,9 @@ in units of log2. The lengths are read on the device, so that a captured call se
 Matrices are [tokens or channels, rows]: tokens and channels fill the long side of a matrix product, so that few rows
 leave little of it idle. A tile is BN tokens, handled as J sub-tiles where J tokens share a word: sub-tile j holds
 tokens J * r + j.
+
+Numbers that grow with the context are not specialized, here and in the other kernels: a one or a multiple of 16 among
+them would be compiled for anew, which takes seconds in the midst of a run.
 """
 
 import triton
@@ -565,7 +568,7 @@ def store_part(
     tl.store(maxima + part, maximum, mask=held)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_width", "splits", "all_splits"))
 def decode_split(
     query, codes, meta, pages, ring, sinks, block_tables, slots, lengths, positions, outputs, weights, maxima,
     query_stride_sequence, query_stride_query, query_stride_head, table_width, queries, ratio, rows, window, scale,
@@ -666,7 +669,7 @@ def decode_split(
         store_part(rest, none, none, maximum, total, outputs, weights, maxima, part, valid, G, False, FLOAT)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("splits",))
 def decode_merge(
     outputs, weights, maxima, sink_logits, result, row_maxima, row_totals, queries, ratio, rows, splits,
     G: tl.constexpr, CHUNK: tl.constexpr, HAS_SINK_LOGITS: tl.constexpr,
@@ -676,6 +679,7 @@ def decode_merge(
     The row's maximum and total are left for whoever asks what weight a token received.
     """
     D: tl.constexpr = G.head_dim
+    DP: tl.constexpr = G.padded
     row = tl.program_id(0)
     pid = tl.program_id(1)
     sequence = pid // G.kv_heads
@@ -694,8 +698,8 @@ def decode_merge(
         extra = tl.exp2(logit - most)
     seen = tl.zeros([], tl.float32)
     total = extra
-    d = tl.arange(0, G.padded)
-    out = tl.zeros([G.padded], tl.float32)
+    d = tl.arange(0, DP)
+    out = tl.zeros([DP], tl.float32)
     for start in range(0, splits, CHUNK):
         s = start + tl.arange(0, CHUNK)
         part = (pid.to(tl.int64) * splits + s) * rows + row

@@ -125,7 +125,7 @@ def add_weights(
         tl.store(place, share, mask=inside[:, None] & valid[None, :] & (origin + at < tokens)[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_width", "tokens", "page_tiles", "ring_tiles"))
 def decode_received(
     query, codes, meta, pages, ring, sinks, block_tables, slots, lengths, positions, row_maxima, row_totals, received,
     query_stride_sequence, query_stride_query, query_stride_head, table_width, queries, ratio, window, scale, softcap,

@@ -1,6 +1,6 @@
 """Dequantize in Triton, on a GPU, or in Triton's interpreter."""
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -41,21 +41,20 @@ def dequantize_tokens(cache: LayerCache, batch: Batch, tokens: int) -> tuple[Ten
     shape, dtype = (batch.lengths.shape[0], g.kv_heads, tokens, g.head_dim), TORCH_FLOAT[cache.layout.float_type]
     key, value = (torch.empty(shape, dtype=dtype, device=device) for _ in range(2))
     if key.numel():
-        with target.current():
-            _launch(cache, batch, key, g.keys, target.asm)
-            _launch(cache, batch, value, g.values, target.asm)
+        _launch(target, cache, batch, key, g.keys)
+        _launch(target, cache, batch, value, g.values)
     return key, value
 
 
-def _launch(cache: LayerCache, batch: Batch, out: Tensor, tensor: TensorGeometry, asm: bool) -> None:
+def _launch(target: targets.Target, cache: LayerCache, batch: Batch, out: Tensor, tensor: TensorGeometry) -> None:
     from kvplan_kernels.dequantize import gpu_kernels  # Triton is slow to import, and not everywhere
 
-    kernels: Any = gpu_kernels
     g, tokens = geometry(cache.layout), out.shape[2]
     pages, ring, sinks = (buffer.view(-1) for buffer in (cache.pages, cache.ring, cache.sinks))
     tiles = ceil_div(g.sinks, TILE) + ceil_div(max(0, tokens - g.sinks), TILE)
-    kernels.dequantize_tokens[(tiles, out.shape[0] * g.kv_heads)](
-        out.view(torch.uint16), pages.view(torch.uint16), pages.view(torch.float16), ring.view(torch.uint16),
-        sinks.view(torch.uint16), batch.block_tables, batch.slots, batch.lengths, batch.block_tables.shape[1], tokens,
-        G=g, T=tensor, TILE=TILE, FLOAT=targets.float_name(cache.layout.float_type), ASM=asm, num_warps=4,
+    target.launch(
+        gpu_kernels.dequantize_tokens, (tiles, out.shape[0] * g.kv_heads), out.view(torch.uint16),
+        pages.view(torch.uint16), pages.view(torch.float16), ring.view(torch.uint16), sinks.view(torch.uint16),
+        batch.block_tables, batch.slots, batch.lengths, batch.block_tables.shape[1], tokens, G=g, T=tensor, TILE=TILE,
+        FLOAT=targets.float_name(cache.layout.float_type), ASM=target.asm, num_warps=4,
     )  # fmt: skip

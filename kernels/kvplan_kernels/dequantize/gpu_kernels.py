@@ -73,7 +73,7 @@ def copy_rows(out, source, from_row, to_row, held, wanted, G: tl.constexpr):
     tl.store(out + to_row.to(tl.int64)[:, None] * G.head_dim + d, bits, mask=mask & wanted[:, None])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=("table_width", "tokens"))
 def dequantize_tokens(
     out, words, meta, ring, sinks, block_tables, slots, lengths, table_width, tokens,
     G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr,

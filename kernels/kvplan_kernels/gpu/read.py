@@ -1,6 +1,6 @@
 """Reading memory as fast as the device can, to know what the decode kernels could reach."""
 
-from typing import Any, Final
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -17,9 +17,10 @@ def read_words(words: Tensor) -> Tensor:
     """Return *words*, int32 [count] on a GPU, folded by exclusive or, for each part that one program reads."""
     from kvplan_kernels.gpu import read_kernels  # Triton is slow to import, and not everywhere
 
-    kernels: Any = read_kernels
     programs = ceil_div(words.numel(), TILE * TILES)
     folds = torch.empty(programs, dtype=torch.int32, device=words.device)
-    with targets.target(words.device).current():
-        kernels.fold_words[(programs,)](words, folds, words.numel(), TILE=TILE, TILES=TILES, num_warps=4)
+    target = targets.target(words.device)
+    target.launch(
+        read_kernels.fold_words, (programs,), words, folds, words.numel(), TILE=TILE, TILES=TILES, num_warps=4
+    )
     return folds

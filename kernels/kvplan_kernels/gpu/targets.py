@@ -1,8 +1,10 @@
 """What a device is to the Triton kernels: how many programs fill it, and which instructions it has."""
 
 import os
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.util import find_spec
 from typing import Any, Final
@@ -13,12 +15,29 @@ from kvplan_kernels.format import CacheFormat, Code, FloatType, UnsupportedError
 
 INTERPRET: Final = "TRITON_INTERPRET"
 """Set to 1 before Triton is imported, kernels run in its interpreter, on the CPU."""
-_PROGRAMS_PER_MULTIPROCESSOR: Final = 4
+PROGRAMS_PER_MULTIPROCESSOR: Final = 4
 """Of two warps and some 220 registers each."""
 _INTERPRETED_PROGRAMS: Final = 24
 _CUDA: Final = "sm_"
 _FIRST: Final = {Code.E4M3: 89}
 """NVIDIA's first architecture with instructions that read such codes (PTX ISA 8.1, cvt)."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A kernel as a call launches it.
+
+    Attributes:
+        kernel: Triton's function.
+        grid: Programs along each axis.
+        arguments: Of the kernel, by name: tensors, numbers and what it is compiled for.
+        options: Of the compiler: warps, stages.
+    """
+
+    kernel: Any
+    grid: tuple[int, ...]
+    arguments: dict[str, Any]
+    options: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +48,48 @@ class Target:
         programs: Programs that run at once.
         asm: Whether it takes NVIDIA's PTX.
         arch: Its architecture, such as sm_90; "" in the interpreter and where it does not matter.
+        launches: Where launches are kept instead of being run; None on a real device.
     """
 
     programs: int
     asm: bool
     device: torch.device
     arch: str = ""
+    launches: list[Launch] | None = field(default=None, compare=False)
 
-    def current(self) -> AbstractContextManager[object]:
+    def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
+        """Run *kernel* on the device, or keep the launch."""
+        if self.launches is None:
+            with self._current():
+                kernel[grid](*arguments, **named)
+            return
+        given = dict(zip(kernel.arg_names, arguments, strict=False)) | named
+        options = {name: given.pop(name) for name in set(given) - set(kernel.arg_names)}
+        self.launches.append(Launch(kernel=kernel, grid=grid, arguments=given, options=options))
+
+    def _current(self) -> AbstractContextManager[object]:
         """Return a context in which kernels are launched on the device: Triton takes the current one."""
         return torch.cuda.device(self.device) if self.device.type == "cuda" else nullcontext()
+
+
+_RECORDING: Final[ContextVar[Target | None]] = ContextVar("recording", default=None)
+
+
+@contextmanager
+def recording(*, multiprocessors: int, arch: str) -> Iterator[list[Launch]]:
+    """Keep the launches of calls with tensors on torch's device meta, as a device would be handed them.
+
+    Args:
+        multiprocessors: Of the device that is played.
+        arch: Its architecture, such as sm_90; NVIDIA's begin with sm_ and take its PTX.
+    """
+    launches: list[Launch] = []
+    programs = multiprocessors * PROGRAMS_PER_MULTIPROCESSOR
+    token = _RECORDING.set(Target(programs, arch.startswith(_CUDA), torch.device("meta"), arch, launches))
+    try:
+        yield launches
+    finally:
+        _RECORDING.reset(token)
 
 
 def float_name(float_type: FloatType) -> Any:
@@ -62,19 +113,24 @@ def missing() -> str | None:
     return None
 
 
-@cache
 def target(device: torch.device) -> Target:
     """Return what *device* is.
 
     Raises:
         UnsupportedError: It is no GPU, and kernels are not interpreted.
     """
-    if device.type == "cpu":
-        if interpreted():
-            return Target(programs=_INTERPRETED_PROGRAMS, asm=False, device=device)
+    recorder = _RECORDING.get()
+    return recorder if recorder is not None and device.type == "meta" else _present(device)
+
+
+@cache
+def _present(device: torch.device) -> Target:
+    if device.type == "cpu" and interpreted():
+        return Target(programs=_INTERPRETED_PROGRAMS, asm=False, device=device)
+    if device.type != "cuda":
         raise UnsupportedError(f"the Triton kernels take tensors on a GPU, got one on {device}")
     properties = torch.cuda.get_device_properties(device)
-    programs = properties.multi_processor_count * _PROGRAMS_PER_MULTIPROCESSOR
+    programs = properties.multi_processor_count * PROGRAMS_PER_MULTIPROCESSOR
     asm = torch.version.hip is None
     arch = f"{_CUDA}{properties.major}{properties.minor}" if asm else ""
     return Target(programs=programs, asm=asm, device=device, arch=arch)

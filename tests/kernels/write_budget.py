@@ -1,0 +1,100 @@
+"""Write `inspect_budget.json`, the figures that the tests hold the compiled GPU kernels to.
+
+Run `make budget` after a kernel got better, or where one must get worse for a reason worth telling in the commit. Every
+figure comes out of `kvplan kernels inspect --json`; no GPU is needed.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+BUDGET: Final = Path(__file__).parent / "inspect_budget.json"
+SHAPE: Final = ("gqa", "queries", "query_type", "softcap", "positions")
+NAMES: Final = ("op", "kernel", "tensor", "format", "arch")
+FIGURES: Final = (
+    "tile_tokens", "warps", "registers", "spills", "loop_spills", "shared_bytes", "instructions_per_element",
+    "int_to_float", "load_bytes", "tensor_core_instructions",
+)  # fmt: skip
+_ELSEWHERE: Final = ("--arch", "sm_80,sm_89,sm_100,sm_120,gfx942")
+_COMMON: Final = ("-f", "fp8_e4m3", "-f", "int8", "-f", "int4", "-f", "int2", "-f", "kivi-k4v4-g64")
+_TWO: Final = ("-f", "int4", "-f", "kivi-k4v4-g64")
+
+QUICK: Final[tuple[tuple[str, ...], ...]] = (
+    ("--arch", "sm_90", *_COMMON),
+    ("--arch", "sm_90", "-f", "int4", "--queries", "8"),
+    ("--arch", "sm_90", "-f", "int4", "--op", "append"),
+    ("--arch", "sm_90", "-f", "int4", "--op", "dequantize"),
+    ("--arch", "gfx942", "-f", "int4"),
+)
+"""Arguments of the command whose kernels `make test` compiles."""
+
+ALL: Final[tuple[tuple[str, ...], ...]] = (
+    ("--arch", "sm_90"),
+    _ELSEWHERE,
+    ("--arch", "sm_90", "--op", "received"),
+    ("--arch", "sm_90", "--op", "append"),
+    ("--arch", "sm_90", "--op", "dequantize"),
+    (*_ELSEWHERE, *_TWO, "--op", "received"),
+    (*_ELSEWHERE, *_TWO, "--op", "append"),
+    (*_ELSEWHERE, *_TWO, "--op", "dequantize"),
+    ("-f", "int4", "--op", "read"),
+    ("--arch", "sm_90", "--queries", "8"),
+    (*_ELSEWHERE, *_TWO, "--queries", "8"),
+    ("--arch", "sm_90", *_TWO, "--gqa", "1"),
+    ("--arch", "sm_90", *_TWO, "--gqa", "8"),
+    ("--arch", "sm_90", *_TWO, "--gqa", "16", "--queries", "32"),
+    ("--arch", "sm_90", "-f", "bf16", *_TWO, "--query-type", "fp32"),
+    ("--arch", "sm_90", *_TWO, "--softcap", "30", "--positions", "--queries", "4"),
+)
+"""Arguments of the command whose kernels the budget holds; what `QUICK` asks for is among it."""
+
+
+def inspect(*arguments: str) -> list[dict[str, Any]]:
+    """Return the kernels that the command prints.
+
+    Raises:
+        RuntimeError: The command failed; its message is the command's.
+    """
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-m", "kvplan", "kernels", "inspect", "--json", *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(done.stderr)
+    kernels: list[dict[str, Any]] = json.loads(done.stdout)["kernels"]
+    return kernels
+
+
+def key(row: dict[str, Any]) -> tuple[Any, ...]:
+    """Return what tells a kernel from others: its names and the call's shape."""
+    shape = row.get("shape", row)
+    return tuple(row[name] for name in NAMES) + tuple(shape[name] for name in SHAPE)
+
+
+def row(kernel: dict[str, Any]) -> dict[str, Any]:
+    """Return a kernel as a row of the budget."""
+    found = dict(zip((*NAMES, *SHAPE), key(kernel), strict=True)) | {name: kernel[name] for name in FIGURES}
+    return found | {"instructions_per_element": _rounded(kernel["instructions_per_element"])}
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+def main() -> int:
+    """Write the budget; return the exit status."""
+    rows: dict[tuple[Any, ...], dict[str, Any]] = {}
+    for arguments in ALL:
+        sys.stdout.write(f"kvplan kernels inspect {' '.join(arguments)}\n")
+        sys.stdout.flush()
+        for kernel in inspect(*arguments):
+            if not kernel["unsupported"]:
+                rows[key(kernel)] = row(kernel)
+    BUDGET.write_text("[\n" + ",\n".join(json.dumps(found) for found in rows.values()) + "\n]\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
