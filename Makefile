@@ -41,6 +41,7 @@ unit: export KVPLAN_REQUIRE_NATIVE := 1
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow and not alone"
 	$(BIN)/pytest -q -m "alone and not slow"
+	$(BIN)/pytest -q --doctest-modules kvplan kernels/kvplan_kernels
 
 test-slow: install ## the tests that `make test` leaves out
 	$(BIN)/pytest -q -m slow
