@@ -41,12 +41,13 @@ unit: export KVPLAN_REQUIRE_NATIVE := 1
 unit: install
 	OMP_NUM_THREADS=1 $(BIN)/pytest -q -n 2 -m "not slow and not alone"
 	$(BIN)/pytest -q -m "alone and not slow"
+	$(BIN)/pytest -q --doctest-modules kvplan kernels/kvplan_kernels
 
 test-slow: install ## the tests that `make test` leaves out
 	$(BIN)/pytest -q -m slow
 
 test-gpu: install ## run the GPU kernels' tests on a GPU, every case; without one it is an error
-	KVPLAN_TEST_GPU=1 $(BIN)/pytest -q -s tests/kernels/test_triton.py tests/gpu
+	KVPLAN_TEST_GPU=1 $(BIN)/pytest -q -s tests/kernels/test_triton.py tests/kernels/test_e4m3.py tests/gpu
 
 budget: install ## write what tests hold the compiled GPU kernels to
 	$(BIN)/python tests/kernels/write_budget.py

@@ -196,7 +196,7 @@ def parse(name: str) -> CacheFormat:
         UnsupportedError: The name is unknown, or no kernel here stores such a format.
 
     >>> parse("kivi-k4v2-g64-r128").key
-    TensorFormat(bits=4, axis=<Axis.CHANNEL: 'channel'>, group_size=64)
+    TensorFormat(bits=4, axis=<Axis.CHANNEL: 'channel'>, group_size=64, code=<Code.INTEGER: 'integer'>)
     """
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]

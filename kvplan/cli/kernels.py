@@ -1,14 +1,10 @@
 """`kvplan kernels`: time the kernels alone, without a model, or look inside those for a GPU without one."""
 
 import sys
-from typing import TYPE_CHECKING
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from kvplan.measure.bench import DecodeBench, DecodeCell
+from kvplan.errors import InputError
 
 
 def register(app: typer.Typer) -> None:
@@ -38,6 +34,7 @@ def bench_decode_command(
     block_size: int = typer.Option(64, min=1, help="Tokens of a page."),
     repeats: int = typer.Option(15, min=1, help="Samples of each implementation."),
     device: str = typer.Option("cpu", help="cpu, cuda, cuda:1, a UUID, or auto: a GPU if there is one."),
+    traffic: bool = typer.Option(False, "--traffic", help="Count DRAM traffic with Nsight Compute's ncu; on a GPU."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """Time one layer's decode attention: kvplan's kernels, torch's attention and the machine's read bandwidth.
@@ -47,30 +44,46 @@ def bench_decode_command(
     from kvplan.measure.checks import require_packages
 
     require_packages()
+    from kvplan.core.specs import DeviceKind
     from kvplan.measure.bench import DEFAULT_FORMATS, DecodeCase, bench_decode
     from kvplan.measure.devices import open_device
+    from kvplan.measure.held import hold
+    from kvplan.measure.traffic import TrafficCase, measure_traffic
     from kvplan.runtime.ops import default_kernel, load_ops, require_compiled
 
     case = DecodeCase(
         batch=batch, query_heads=query_heads, kv_heads=kv_heads, head_dim=head_dim, tokens=tokens, threads=threads
     )
     machine = open_device(device)
-    ops = load_ops(default_kernel(machine.torch_name), threads, machine.torch_name)
+    on_gpu = machine.info.kind is DeviceKind.CUDA
+    if traffic and not on_gpu:
+        raise InputError("the counters are a GPU's", where="--traffic", hint="give --device cuda, or leave it out")
+    kernel = default_kernel(machine.torch_name)
+    ops = load_ops(kernel, threads, machine.torch_name)
     require_compiled(ops)
-    bench = bench_decode(
-        machine,
-        ops,
-        case,
-        formats=tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS,
-        block_tokens=block_size,
-        samples=repeats,
-    )
+    chosen = tuple(dict.fromkeys(formats)) or DEFAULT_FORMATS
+    bench = bench_decode(machine, ops, case, formats=chosen, block_tokens=block_size, samples=repeats)
+    held = hold(bench, machine.info, block_tokens=block_size) if on_gpu else None
+    moved = None
+    if traffic:
+        moved = {
+            name: measure_traffic(
+                TrafficCase(case=case, format=name, block_tokens=block_size, kernel=kernel, device=machine.torch_name)
+            )
+            for name in chosen
+        }
     if as_json:
         from kvplan.report.json import dump, plain
 
-        sys.stdout.write(dump(plain(bench)) + "\n")
+        sys.stdout.write(dump({**plain(bench), "held": held, "traffic": moved}) + "\n")
         return
-    _show(bench)
+    from kvplan.measure.environment import disturbance
+    from kvplan.report.bench import print_bench
+    from kvplan.report.console import open_console
+
+    print_bench(open_console(), bench, held=held, traffic=moved)
+    if disturbed := disturbance(bench.conditions):
+        sys.stderr.write(f"disturbed: {disturbed} meanwhile; measure again on a quiet machine\n")
 
 
 def inspect_command(
@@ -125,51 +138,3 @@ def inspect_command(
     from kvplan.report.inspection import print_inspected
 
     print_inspected(open_console(), found, calls)
-
-
-def _show(bench: "DecodeBench") -> None:
-    from kvplan.measure.environment import disturbance
-    from kvplan.report.console import open_console
-    from kvplan.units import format_bytes
-
-    console = open_console()
-    console.print(_table(bench))
-    cold = format_bytes(bench.cold_bytes)
-    short = "" if bench.cold_bytes >= bench.cold_bytes_wanted else f", {format_bytes(bench.cold_bytes_wanted)} wanted"
-    console.print(
-        f"{bench.kernel}; read bandwidth {bench.read_bandwidth_bytes_per_s / 1e9:.1f} GB/s; buffers rotated over "
-        f"{cold}{short}", highlight=False,
-    )  # fmt: skip
-    for name, reason in bench.not_compared.items():
-        console.print(f"not compared with {name}: {reason}", highlight=False)
-    if disturbed := disturbance(bench.conditions):
-        sys.stderr.write(f"disturbed: {disturbed} meanwhile; measure again on a quiet machine\n")
-
-
-def _table(bench: "DecodeBench") -> "Table":
-    from kvplan.measure.rivals import TORCH_FOLDED
-    from kvplan.report.table import plain_table
-
-    table = plain_table(
-        [("kernel", False), ("format", False), ("time", True), ("GB/s", True), ("of read", True),
-         ("vs folded SDPA", True), ("vs best 16-bit", True)]
-    )  # fmt: skip
-    folded = next(cell.median_s for cell in bench.cells if cell.impl == TORCH_FOLDED)
-    for cell in bench.cells:
-        table.add_row(*_row(cell, bench, folded))
-    return table
-
-
-def _row(cell: "DecodeCell", bench: "DecodeBench", folded_s: float) -> tuple[str, ...]:
-    from kvplan.units import format_seconds
-
-    rate = cell.bytes / cell.median_s
-    return (
-        cell.impl,
-        cell.format,
-        format_seconds(cell.median_s),
-        f"{rate / 1e9:.1f}",
-        f"{rate / bench.read_bandwidth_bytes_per_s:.0%}",
-        f"{folded_s / cell.median_s:.2f}x",
-        f"{bench.best_16bit_s() / cell.median_s:.2f}x",
-    )

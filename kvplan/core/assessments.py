@@ -14,6 +14,7 @@ from kvplan.core.verdicts import memory_verdict, quality_verdicts, time_verdict
 from kvplan.core.workloads import Workload
 from kvplan.errors import InputError
 from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layout import Order, order_of
 
 DEFAULT_PERCENT: Final = 95
 """The percentile shown where the workload sets no target."""
@@ -31,6 +32,11 @@ class Measurements:
     def kernels(self) -> frozenset[str]:
         """The implementations whose times are known."""
         return frozenset(cell.key.kernel for cell in self.cells)
+
+    @property
+    def order(self) -> Order:
+        """How codes lie in the caches of those implementations; one profile, or several of one kernel, have one."""
+        return next((order_of(kernel) for kernel in self.kernels), Order.LANES)
 
     def timings(self, form: CacheFormat, block_tokens: int, confidence: float) -> Timings:
         """Return the cells of one setting; those with rotated buffers and most threads where there are several."""
@@ -103,7 +109,10 @@ def memory_of(
     memory_bytes = workload.memory_bytes or (known.device.memory_bytes if known.device else None)
     if memory_bytes is None:
         raise InputError("the device's memory is not known", hint="add memory: 24GiB to the workload, or give -p")
-    return MemoryModel(model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes)
+    return MemoryModel(
+        model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes,
+        order=known.order,
+    )  # fmt: skip
 
 
 def tpot_percent(workload: Workload) -> int:

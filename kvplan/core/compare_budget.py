@@ -16,6 +16,7 @@ from kvplan.core.records import Cell, CellStatus, Profile
 from kvplan.core.stats import median_bounds, percentile
 from kvplan.core.verdicts import quality_verdicts
 from kvplan.core.workloads import Bucket, Target, Workload
+from kvplan_kernels.layout import order_of
 
 _STANDINGS: Final = {
     Status.FITS: Standing.HELD, Status.OVER: Standing.REGRESSED, Status.UNDECIDED: Standing.UNDECIDED,
@@ -77,7 +78,7 @@ def _sessions_verdict(cell: Cell, current: Profile, budget: Budget, limit: int, 
     )  # fmt: skip
     sessions = MemoryModel(
         model=current.model, workload=workload, form=read_format(cell.key.format),
-        block_tokens=cell.key.block_tokens, memory_bytes=budget.memory_bytes,
+        block_tokens=cell.key.block_tokens, memory_bytes=budget.memory_bytes, order=order_of(cell.key.kernel),
     ).sessions()  # fmt: skip
     standing = Standing.HELD if sessions >= limit else Standing.REGRESSED
     return replace(blank, figure="sessions", unit="count", current=sessions, baseline=limit, standing=standing)

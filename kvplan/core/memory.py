@@ -14,7 +14,7 @@ from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Workload
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan_kernels.format import CacheFormat, UnsupportedError
-from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout, round_up
+from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout, Order, round_up
 
 SESSIONS_MAX: Final = 1 << 20
 """Where the search for the largest concurrency stops."""
@@ -80,8 +80,10 @@ class MemoryPlan:
         return self.need_bytes <= self.limit_bytes
 
 
-def layer_layouts(model: ModelSpec, form: CacheFormat, block_tokens: int) -> tuple[tuple[KVLayout, int], ...]:
-    """Return the distinct layouts of the model's layers, each with its number of layers.
+def layer_layouts(
+    model: ModelSpec, form: CacheFormat, block_tokens: int, order: Order = Order.LANES
+) -> tuple[tuple[KVLayout, int], ...]:
+    """Return the distinct layouts of the model's layers with codes in *order*, each with its number of layers.
 
     Raises:
         InputError: The model has no layers.
@@ -90,7 +92,7 @@ def layer_layouts(model: ModelSpec, form: CacheFormat, block_tokens: int) -> tup
     if not model.layers:
         raise InputError(f"{model.name} has no layers that cache anything")
     try:
-        layouts = [layer.layout(form, block_tokens, model.float_type) for layer in model.layers]
+        layouts = [layer.layout(form, block_tokens, model.float_type, order) for layer in model.layers]
     except UnsupportedError as error:
         raise UnsupportedFormatError(f"{form} on {model.name}: {error}") from error
     return tuple(Counter(layouts).items())
@@ -102,6 +104,7 @@ class MemoryModel:
 
     Attributes:
         memory_bytes: Of the whole device.
+        order: Of codes in the caches of the kernel that runs; few head sizes take other bytes in another.
     """
 
     model: ModelSpec
@@ -109,11 +112,12 @@ class MemoryModel:
     form: CacheFormat
     block_tokens: int
     memory_bytes: int
+    order: Order = Order.LANES
 
     @cached_property
     def layouts(self) -> tuple[tuple[KVLayout, int], ...]:
         """Distinct layouts with their number of layers."""
-        return layer_layouts(self.model, self.form, self.block_tokens)
+        return layer_layouts(self.model, self.form, self.block_tokens, self.order)
 
     @cached_property
     def block_bytes(self) -> int:

@@ -143,7 +143,7 @@ class PagedBed:
         lengths = (self.batch.lengths - back).clamp(min=0)
         batch = Batch(block_tables=self.batch.block_tables, slots=self.batch.slots, lengths=lengths)
         poisons = torch.zeros(1, dtype=torch.int32, device=device)
-        return lambda: self._ops.append_counting(self.next_cache(), batch, key, value, counts, poisons)
+        return lambda: self._ops.append_counting(self.next_cache(), batch, key, value, counts, poisons, most=1)
 
 
 class DenseBed:

@@ -10,10 +10,13 @@ from typing import Any, Final
 from kvplan.core.specs import DeviceInfo, DeviceKind
 from kvplan.errors import NotRecordedError, UnsupportedFormatError
 from kvplan.measure.device import CpuDevice, MemoryFigures, Usage
+from kvplan.measure.faults import told
 from kvplan.measure.nvml import GpuState, open_nvml
 
 CAPABILITY_MIN: Final = (8, 0)
 """bf16 matrix products, on which every kernel here rests, begin with compute capability 8.0."""
+_CAPTURE: Final = "captur"
+"""Part of what CUDA and torch say of whatever a graph cannot record."""
 _NVML_FIGURES: Final = {
     "device_used_bytes": "memory_used_bytes",
     "own_device_bytes": "own_memory_bytes",
@@ -122,11 +125,10 @@ class CudaDevice:
                 with cuda.graph(graph, pool=self._pool):
                     for _ in range(times):
                         call()
-            except cuda.OutOfMemoryError:
-                raise
             except RuntimeError as error:
-                line = str(error).strip().partition("\n")[0]
-                raise NotRecordedError(f"a CUDA graph cannot hold the call: {line}") from error
+                if _CAPTURE not in str(error).lower():
+                    raise  # an error of what ran before, or of memory
+                raise NotRecordedError(f"a CUDA graph cannot hold the call: {told(error)}") from error
         return graph.replay  # type: ignore[no-any-return]
 
     def available_bytes(self) -> int:

@@ -5,7 +5,7 @@ import sys
 from typing import Any, Final
 
 from kvplan.core.records import CellStatus
-from kvplan.errors import DoesNotFitError, MismatchError, UnsupportedFormatError
+from kvplan.errors import DoesNotFitError, MismatchError, NotRecordedError, UnsupportedFormatError
 from kvplan_kernels.format import UnsupportedError
 
 FAULT: Final = 1
@@ -44,7 +44,7 @@ def outcome(error: Exception) -> CellStatus | None:
     error = _cause(error)
     if isinstance(error, UnsupportedError | UnsupportedFormatError) or _needs(error):
         return CellStatus.UNSUPPORTED
-    if isinstance(error, MismatchError):
+    if isinstance(error, MismatchError | NotRecordedError):
         return CellStatus.FAILED
     if isinstance(error, MemoryError | DoesNotFitError):
         return CellStatus.OUT_OF_MEMORY

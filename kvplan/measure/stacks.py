@@ -137,7 +137,7 @@ class Stack:
             for run, caches, (key, value) in parts:
                 for layer in range(run.count):
                     cache, batch = caches[layer % PACK_COPIES]
-                    self._ops.append_counting(cache, batch, key, value, counts, poisons)
+                    self._ops.append_counting(cache, batch, key, value, counts, poisons, most=prompt_tokens)
 
         return call
 

@@ -33,7 +33,9 @@ def print_plan(console: Console, plan: Plan, *, model: str, workload: str, expla
     if plan.pick is not None:
         console.print()
         pick = plan.pick
-        say(console, start_text(pick.format, pick.block_tokens, blocks=pick.blocks, slots=pick.slots), wrap=False)
+        kernel = plan.kernels[0] if plan.kernels else ""
+        start = start_text(pick.format, pick.block_tokens, blocks=pick.blocks, slots=pick.slots, kernel=kernel)
+        say(console, start, wrap=False)
         say(console, plan.bottleneck)
     if plan.missing:
         _print_missing(console, plan, f"{model} -w {workload}")

@@ -57,9 +57,20 @@ class AppendCounting(Protocol):
     """Append as `Append` does, and tell the number of poisoned groups to a tensor, so that nothing is read back."""
 
     def __call__(
-        self, cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, poisons: Tensor
+        self,
+        cache: LayerCache,
+        batch: Batch,
+        key: Tensor,
+        value: Tensor,
+        counts: Tensor,
+        poisons: Tensor,
+        *,
+        most: int | None = None,
     ) -> None:
-        """Quantize new K and V into a layer's cache; add the poisoned groups to *poisons*, int32 [1]."""
+        """Quantize new K and V into a layer's cache; add the poisoned groups to *poisons*, int32 [1].
+
+        *most* is the largest of the counts, for who knows it.
+        """
 
 
 Dequantize = Callable[[LayerCache, Batch], tuple[Tensor, Tensor]]
@@ -131,7 +142,16 @@ def load_ops(kernel: Kernel | str, threads: int | None = None, device: str = "cp
 
 
 def _counting(append: Append) -> AppendCounting:
-    def call(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, poisons: Tensor) -> None:
+    def call(
+        cache: LayerCache,
+        batch: Batch,
+        key: Tensor,
+        value: Tensor,
+        counts: Tensor,
+        poisons: Tensor,
+        *,
+        most: int | None = None,
+    ) -> None:
         poisons += append(cache, batch, key, value, counts)
 
     return call

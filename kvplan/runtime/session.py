@@ -115,7 +115,7 @@ class _FreshStep(_StepBase):
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         for runtime, batch in self._targets:
             cache = runtime.pool.caches[layer]
-            runtime.ops.append_counting(cache, batch, keys, values, self._counts, self.poisons)
+            runtime.ops.append_counting(cache, batch, keys, values, self._counts, self.poisons, most=keys.shape[0])
         wait(self._device)
         self._spent.append_s += perf_counter() - started
         return output
@@ -148,7 +148,7 @@ class _PagedStep(_StepBase):
         attention, cache, spent = self.layers[layer], self._caches[layer], self._spent
         started = perf_counter()
         self._ops.append_counting(
-            cache, chunk.before, key.flatten(0, 1), value.flatten(0, 1), chunk.counts, self.poisons
+            cache, chunk.before, key.flatten(0, 1), value.flatten(0, 1), chunk.counts, self.poisons, most=key.shape[1]
         )
         appended = perf_counter()
         result = self._ops.decode(cache, chunk.after, query, attention.options, sink_logits=attention.sink_logits)

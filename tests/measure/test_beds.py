@@ -130,7 +130,7 @@ def test_appending_goes_through_every_length_up_to_the_full_one() -> None:
     seen: list[list[int]] = []
     ops = load_ops("reference")
     bed = PagedBed(layout("int8"), GROUPS, ops, copies=1)
-    bed._ops = replace(ops, append_counting=lambda cache, batch, *_: seen.append(batch.lengths.tolist()))
+    bed._ops = replace(ops, append_counting=lambda cache, batch, *_, most: seen.append(batch.lengths.tolist()))
     token = torch.zeros(3, 2, 32)
 
     for back in (2, 1):

@@ -48,8 +48,6 @@ class FakeCuda:
         else:
             self.recording.append(seconds)
 
-    OutOfMemoryError = torch.OutOfMemoryError
-
     def is_available(self) -> bool:
         return True
 
@@ -195,6 +193,14 @@ def test_what_cannot_be_recorded_is_told_in_one_line(fake: FakeCuda) -> None:
 
     with pytest.raises(NotRecordedError, match=r"operation not permitted when stream is capturing$"):
         CudaDevice().repeated(waits, 1)
+
+
+def test_an_error_of_what_ran_before_is_not_taken_for_one_of_recording(fake: FakeCuda) -> None:
+    def fails() -> None:
+        raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        CudaDevice().repeated(fails, 1)
 
 
 def test_launched_steps_are_not_recorded(fake: FakeCuda) -> None:

@@ -82,6 +82,7 @@ def test_a_kernel_with_commas_and_quotes_in_its_name_is_one_kernel() -> None:
         (table([(SPLIT, "1", "1")]).replace("_write", "_wrote"), "no columns dram__bytes_read.sum"),
         (table([(SPLIT, "1", "1")]).replace(',"1"\n', "\n"), "12 columns under 13 names"),
         (table([(SPLIT, "1", "1"), (MERGE, "1", "")]), "dram__bytes_write.sum of _decode_merge is '' byte"),
+        (table([(SPLIT, "9" * 400, "1")]), "dram__bytes_read.sum of _decode_split is '999"),
         ('"1","2"\n', "2 columns under 0 names"),
         (f'"{"x" * 200_000}"\n', "field larger than field limit"),
     ],

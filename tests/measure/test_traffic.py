@@ -211,6 +211,17 @@ def test_the_profiler_is_on_for_the_second_call_alone(monkeypatch: pytest.Monkey
     assert events == ["call", "on", "call", "off"]
 
 
+def test_on_a_gpu_that_is_cudas_own_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    monkeypatch.setattr(torch.cuda.profiler, "start", lambda: events.append("start"))
+    monkeypatch.setattr(torch.cuda.profiler, "stop", lambda: events.append("stop"))
+
+    with traffic_probe._profiled("cuda:1"):
+        events.append("call")
+
+    assert events == ["start", "call", "stop"]
+
+
 @pytest.mark.parametrize("words", [[], ["{"], [json.dumps({"format": "int8"})]])
 def test_a_probe_without_a_case_ends_with_one_line(
     words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
