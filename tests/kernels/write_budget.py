@@ -19,8 +19,10 @@ FIGURES: Final = (
     "int_to_float", "load_bytes", "tensor_core_instructions",
 )  # fmt: skip
 _ELSEWHERE: Final = ("--arch", "sm_80,sm_89,sm_100,sm_120,gfx942")
-_COMMON: Final = ("-f", "fp8_e4m3", "-f", "int8", "-f", "int4", "-f", "int2", "-f", "kivi-k4v4-g64")
-_TWO: Final = ("-f", "int4", "-f", "kivi-k4v4-g64")
+_COMMON: Final = tuple(
+    option for name in ("fp8_e4m3", "int8", "int4", "int2", "kivi-k4v4-g64") for option in ("-f", name)
+)
+_BOTH: Final = ("-f", "int4", "-f", "kivi-k4v4-g64")
 
 QUICK: Final[tuple[tuple[str, ...], ...]] = (
     ("--arch", "sm_90", *_COMMON),
@@ -33,21 +35,20 @@ QUICK: Final[tuple[tuple[str, ...], ...]] = (
 
 ALL: Final[tuple[tuple[str, ...], ...]] = (
     ("--arch", "sm_90"),
-    _ELSEWHERE,
-    ("--arch", "sm_90", "--op", "received"),
-    ("--arch", "sm_90", "--op", "append"),
-    ("--arch", "sm_90", "--op", "dequantize"),
-    (*_ELSEWHERE, *_TWO, "--op", "received"),
-    (*_ELSEWHERE, *_TWO, "--op", "append"),
-    (*_ELSEWHERE, *_TWO, "--op", "dequantize"),
+    ("--arch", "sm_90", "--op", "append", *_COMMON),
+    ("--arch", "sm_90", "--op", "dequantize", *_COMMON),
+    ("--arch", "sm_90", "--op", "received", *_COMMON),
+    ("--arch", "sm_90", "--queries", "8", "-f", "bf16", *_COMMON),
+    ("--arch", "sm_90", *_BOTH, "--gqa", "1"),
+    ("--arch", "sm_90", *_BOTH, "--gqa", "8"),
+    ("--arch", "sm_90", *_BOTH, "--query-type", "fp32"),
+    ("--arch", "sm_90", "-f", "int4", "--softcap", "30", "--positions", "--queries", "4"),
     ("-f", "int4", "--op", "read"),
-    ("--arch", "sm_90", "--queries", "8"),
-    (*_ELSEWHERE, *_TWO, "--queries", "8"),
-    ("--arch", "sm_90", *_TWO, "--gqa", "1"),
-    ("--arch", "sm_90", *_TWO, "--gqa", "8"),
-    ("--arch", "sm_90", *_TWO, "--gqa", "16", "--queries", "32"),
-    ("--arch", "sm_90", "-f", "bf16", *_TWO, "--query-type", "fp32"),
-    ("--arch", "sm_90", *_TWO, "--softcap", "30", "--positions", "--queries", "4"),
+    (*_ELSEWHERE, "-f", "bf16", *_COMMON),
+    (*_ELSEWHERE, "-f", "int4", "--queries", "8"),
+    (*_ELSEWHERE, "-f", "int4", "--op", "append"),
+    (*_ELSEWHERE, "-f", "int4", "--op", "dequantize"),
+    (*_ELSEWHERE, "-f", "int4", "--op", "received"),
 )
 """Arguments of the command whose kernels the budget holds; what `QUICK` asks for is among it."""
 
@@ -92,7 +93,7 @@ def main() -> int:
         for kernel in inspect(*arguments):
             if not kernel["unsupported"]:
                 rows[key(kernel)] = row(kernel)
-    BUDGET.write_text("[\n" + ",\n".join(json.dumps(found) for found in rows.values()) + "\n]\n", encoding="utf-8")
+        BUDGET.write_text("[\n" + ",\n".join(map(json.dumps, rows.values())) + "\n]\n", encoding="utf-8")
     return 0
 
 

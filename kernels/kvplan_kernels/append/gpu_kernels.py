@@ -70,9 +70,10 @@ def float_words(
 ):  # fmt: skip
     """Return the words of *token* in E4M3, int32 [tokens, words], and which tokens are poisoned."""
     PLANES: tl.constexpr = T.planes
+    PADDED: tl.constexpr = T.padded
     BITS: tl.constexpr = T.bits
     bad = tl.zeros([token.shape[0]], tl.int32)
-    packed = tl.zeros([token.shape[0], T.padded], tl.int32)
+    packed = tl.zeros([token.shape[0], PADDED], tl.int32)
     for k in tl.static_range(PLANES):
         x, _ = load_plane(
             new, ring, token, inside, before, first_row, slot, head, k, stride_token, stride_head, G, T, FLOAT
@@ -80,7 +81,7 @@ def float_words(
         finite = tl.abs(x) < float("inf")
         bad += tl.sum((finite == 0).to(tl.int32), 1)
         packed |= e4m3_code(tl.where(finite, x, 0.0)) << (BITS * k)
-    all_nan = tl.zeros([token.shape[0], T.padded], tl.int32)
+    all_nan = tl.zeros([token.shape[0], PADDED], tl.int32)
     for k in tl.static_range(PLANES):
         all_nan |= E4M3_NAN << (BITS * k)
     return tl.where((bad > 0)[:, None], all_nan, packed), bad > 0

@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=("count",))
+@triton.jit
 def fold_words(words, folds, count, TILE: tl.constexpr, TILES: tl.constexpr):
     """Store TILES tiles of TILE words folded into one by exclusive or, so that no load can be left out."""
     start = tl.program_id(0).to(tl.int64) * (TILE * TILES)
