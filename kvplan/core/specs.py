@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from enum import StrEnum
 
-from kvplan_kernels.format import CacheFormat, FloatType
+from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError
 from kvplan_kernels.layout import KVLayout, Order
 
 
@@ -17,32 +17,92 @@ class Evidence(StrEnum):
 
 
 class LayerKind(StrEnum):
-    """What a layer keeps of the tokens it has seen."""
+    """What a layer's attention keeps of the tokens it has seen."""
 
     FULL = "full"
     SLIDING = "sliding"
+    CHUNKED = "chunked"
+    """The tokens of the current chunk; a new chunk begins with none."""
+    LATENT = "latent"
+    """One vector a token, from which all heads' K and V are computed (MLA)."""
+    NONE = "none"
+    """No attention, or none of its own."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SideCache:
+    """What a layer keeps of its tokens beside K and V.
+
+    Attributes:
+        name: What it is, such as the keys of an indexer that picks the tokens to attend to.
+        elements: Of one entry.
+        item_bits: Of one element; 16 where it is of the type that the model runs in.
+        tokens_per_entry: Tokens that share an entry; more than one where they are compressed.
+    """
+
+    name: str
+    elements: int
+    item_bits: int = 16
+    tokens_per_entry: int = 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StateCache:
+    """What a layer keeps of a sequence whatever its length.
+
+    Attributes:
+        name: What it is: the inputs of a short convolution, or a recurrent state.
+        elements: Of one sequence.
+        item_bits: Of one element; 16 where it is of the type that the model runs in.
+    """
+
+    name: str
+    elements: int
+    item_bits: int = 16
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of one sequence."""
+        return self.elements * self.item_bits // 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerSpec:
-    """What one layer caches.
+    """What one layer caches: attention's K and V, a state, both, or nothing.
+
+    K and V that come from one projection (`attention_k_eq_v`) are normed and rotated apart, so both are cached; a layer
+    whose heads read their values from the cached keys has a value_dim of 0.
 
     Attributes:
-        kind: Every token, or a sliding window of them.
-        kv_heads: Heads of K and V.
-        head_dim: Elements of one head of K, and of V.
-        window_tokens: The window of a sliding layer.
+        kind: Every token, a sliding window or chunk of them, one latent vector each, or none.
+        kv_heads: Heads of K and V; 1 in a latent layer, 0 without attention.
+        head_dim: Elements of one head of K, and of V where value_dim is None; latent and rope part together in a latent
+            layer.
+        value_dim: Elements of one head of V where they differ; 0 where V is read from what is cached of K.
+        rope_dim: Elements at the end of a latent vector that carry the position, which engines keep in more bits.
+        window_tokens: The window of a sliding layer, the chunk of a chunked one.
+        shared_with: The earlier layer whose K and V this one attends to; it caches none of its own.
+        sides: Caches beside K and V that grow with the tokens.
+        states: Caches of one size for each sequence.
     """
 
     kind: LayerKind
-    kv_heads: int
-    head_dim: int
+    kv_heads: int = 0
+    head_dim: int = 0
+    value_dim: int | None = None
+    rope_dim: int = 0
     window_tokens: int | None = None
+    shared_with: int | None = None
+    sides: tuple[SideCache, ...] = ()
+    states: tuple[StateCache, ...] = ()
 
     def layout(
         self, form: CacheFormat, block_tokens: int, float_type: FloatType, order: Order = Order.LANES
     ) -> KVLayout:
-        """Return the layer's layout; UnsupportedError where no kernel takes it."""
+        """Return the layout of the layer in kvplan's own caches; UnsupportedError where no kernel takes it."""
+        refusal = self.runtime_refusal
+        if refusal:
+            raise UnsupportedError(refusal)
         return KVLayout(
             format=form,
             kv_heads=self.kv_heads,
@@ -51,6 +111,23 @@ class LayerSpec:
             float_type=form.float_type or float_type,
             order=order,
         )
+
+    @property
+    def runtime_refusal(self) -> str:
+        """Why kvplan's runtime does not hold such a layer; empty where it does."""
+        if self.states:
+            return f"a layer keeps a state ({self.states[0].name}), and the kernels keep K and V"
+        if self.shared_with is not None:
+            return "a layer attends to the cache of another, and in the kernels' caches each has its own"
+        if self.kind is LayerKind.NONE:
+            return "a layer caches nothing, and the kernels keep K and V of each"
+        if self.sides:
+            return f"a layer keeps {self.sides[0].name} beside K and V, and the kernels keep nothing else"
+        if self.kind not in (LayerKind.FULL, LayerKind.SLIDING):
+            return f"attention is {self.kind}, and the kernels take full and sliding attention"
+        if self.value_dim not in (None, self.head_dim):
+            return f"K has a head size of {self.head_dim} and V of {self.value_dim}, and the kernels take one for both"
+        return ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,12 +139,13 @@ class ModelSpec:
         digest: SHA-256 of what the spec was read from, weights' headers included; names the model in files.
         architecture: The config's architecture, such as LlamaForCausalLM.
         layers: What each layer caches, in order.
-        query_heads: Query heads of a layer.
+        query_heads: Query heads of a layer, the most of any; 0 without attention.
         context_tokens: The longest context the model was made for.
         weight_bytes: Bytes of the weights as loaded; None where no weights are there.
         weight_evidence: How weight_bytes is known; exact from file headers.
         parameters: Number of parameters; None where no weights are there.
         float_type: The 16-bit type that the model runs and caches in.
+        draft_layers: What layers for multi-token prediction cache where they draft; no part of `layers`.
     """
 
     name: str
@@ -82,6 +160,7 @@ class ModelSpec:
     weight_evidence: Evidence = Evidence.EXACT
     parameters: int | None = None
     float_type: FloatType = FloatType.BF16
+    draft_layers: tuple[LayerSpec, ...] = ()
 
 
 class DeviceKind(StrEnum):
