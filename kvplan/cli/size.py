@@ -45,8 +45,12 @@ def size_command(
     ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """Count the exact bytes of a model's KV cache, and the sequences that a pool holds."""
+    """Count the exact bytes of a model's KV cache, and the sequences that a pool holds.
+
+    A model that kvplan's runtime cannot hold has its logical bytes counted: geometry times format.
+    """
     from kvplan.core.formats import read_format
+    from kvplan.core.logical import runtime_refusal
     from kvplan.core.sizes import size_cache
     from kvplan.engines import find_engine
     from kvplan.store.models import load_model_spec
@@ -62,11 +66,12 @@ def size_command(
     block_tokens = block_size or chosen.default_block_tokens
     results: list[CacheSize] = []
     for name in models:
-        model = load_model_spec(name)
-        tokens = context or model.context_tokens
+        model = load_model_spec(name, runtime=False)
+        tokens = context or model.context_tokens or 1  # a state is of one size, whatever the context
+        counted = not runtime_refusal(model)
         for form in forms or [read_format(str(model.float_type))]:
             pool = parse_bytes(kv_memory) if kv_memory is not None else None
-            if memory is not None:
+            if memory is not None and counted:
                 pool = _pool_bytes(model, parse_bytes(memory), share, min(tokens, max_batched_tokens))
             results.append(replace(size_cache(model, form, block_tokens, tokens, pool), model=name))
     _print(results, chosen.name, predicted=memory is not None, as_json=as_json)

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.core.formats import growth_bytes, in_residual
+from kvplan.core.formats import in_residual
+from kvplan.core.logical import LogicalSize, logical_size, runtime_refusal
 from kvplan.core.memory import layer_layouts
 from kvplan.core.specs import ModelSpec
 from kvplan_kernels.format import CacheFormat
@@ -20,20 +21,6 @@ class BlockGroup:
     layers: int
     block_tokens: int
     bytes_per_block: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LogicalSize:
-    """Geometry times format, no rounding.
-
-    Attributes:
-        growth_bytes_per_token: What one more token adds at this context; may be a fraction.
-        fixed_bytes_per_sequence: What residual and sinks take above that growth.
-    """
-
-    bytes_per_sequence: float
-    growth_bytes_per_token: float
-    fixed_bytes_per_sequence: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,30 +51,44 @@ class Capacity:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheSize:
-    """The size of one model's cache in one format at one context."""
+    """The size of one model's cache in one format at one context.
+
+    Attributes:
+        allocated: None where no engine that kvplan counts for allocates such a cache.
+        reason: Why allocated is None.
+    """
 
     model: str
     format: str
     context_tokens: int
     logical: LogicalSize
-    allocated: AllocatedSize
+    allocated: AllocatedSize | None
     capacity: Capacity | None = None
+    reason: str = ""
 
 
 def size_cache(
     model: ModelSpec, form: CacheFormat, block_tokens: int, context_tokens: int, kv_bytes: int | None = None
 ) -> CacheSize:
-    """Return the sizes, with the capacity of a pool of *kv_bytes* where given.
+    """Return the sizes, with the capacity of a pool of *kv_bytes* where given; logical ones alone where that is all.
 
     Raises:
-        UnsupportedFormatError: No kernel takes the format with this model and block size.
+        UnsupportedFormatError: No kernel takes the format with this model and block size, or the format says nothing
+            of what the model caches.
     """
+    logical = logical_size(model, form, context_tokens)
+    reason = runtime_refusal(model)
+    if reason:
+        return CacheSize(
+            model=model.name, format=form.name, context_tokens=context_tokens, logical=logical, allocated=None,
+            reason=reason,
+        )  # fmt: skip
     layouts = layer_layouts(model, form, block_tokens)
     return CacheSize(
         model=model.name,
         format=form.name,
         context_tokens=context_tokens,
-        logical=_logical(layouts, context_tokens),
+        logical=logical,
         allocated=AllocatedSize(
             bytes_per_sequence=sum(n * layout.sequence_bytes(context_tokens) for layout, n in layouts),
             growth_bytes_per_token=_allocated_growth(layouts, context_tokens),
@@ -98,13 +99,6 @@ def size_cache(
         ),
         capacity=None if kv_bytes is None else _capacity(layouts, context_tokens, kv_bytes),
     )
-
-
-def _logical(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int) -> LogicalSize:
-    total = sum(n * layout.logical_bytes(context_tokens) for layout, n in layouts)
-    growth = sum(n * growth_bytes(layout, context_tokens) for layout, n in layouts)
-    fixed = total - growth * context_tokens
-    return LogicalSize(bytes_per_sequence=total, growth_bytes_per_token=growth, fixed_bytes_per_sequence=fixed)
 
 
 def _allocated_growth(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int) -> float:

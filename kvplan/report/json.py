@@ -87,7 +87,8 @@ def sizes_json(results: Sequence[CacheSize], engine: str) -> str:
                 {
                     "model": size.model, "format": size.format, "engine": engine, "tp": 1, "pp": 1,
                     "context": size.context_tokens, "evidence": "exact", "logical": size.logical,
-                    "allocated": size.allocated, **({"capacity": size.capacity} if size.capacity else {}),
+                    **({"allocated": size.allocated} if size.allocated else {"reason": size.reason}),
+                    **({"capacity": size.capacity} if size.capacity else {}),
                 }
                 for size in results
             ]

@@ -1,56 +1,37 @@
-"""The architectures whose cache kvplan counts, and the config keys that would shape a cache otherwise.
+"""The architectures whose cache kvplan counts.
 
 Defaults and window rules are those of the configuration classes of transformers 5.24: what a key means when a config
 leaves it out.
 """
 
-from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Final
 
-
-class WindowRule(StrEnum):
-    """Which layers a config's `sliding_window` is for, where no `layer_types` says so."""
-
-    NONE = "none"
-    ALL = "all"
-    AFTER = "after"
-    """Layers from `max_window_layers` on."""
-    PATTERN = "pattern"
-    """All but every n-th, n from `sliding_window_pattern`."""
-    LISTED = "listed"
-    """Those that `layer_types` names; without it nothing is known."""
-
-
-class HeadRule(StrEnum):
-    """Where the number of KV heads stands."""
-
-    GROUPED = "grouped"
-    """The key for it; as many as query heads where that is null or left out without a default."""
-    MULTI_QUERY = "multi_query"
-    """One head where `multi_query` is true, which it is by default, else as many as query heads."""
-    FALCON = "falcon"
-    """The key for it under `new_decoder_architecture` or spelled `n_head_kv`, else as MULTI_QUERY."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Architecture:
-    """How one model type's config says what its layers cache.
-
-    Attributes:
-        name: The model class, where the config names none.
-        gated: Whether the window counts only under `use_sliding_window`.
-        tied: Whether input and output embeddings are one tensor where the config does not say.
-        defaults: Values of keys that a config may leave out.
-    """
-
-    name: str
-    heads: HeadRule = HeadRule.GROUPED
-    window: WindowRule = WindowRule.NONE
-    gated: bool = False
-    tied: bool = False
-    defaults: dict[str, int] = field(default_factory=dict)
-
+from kvplan.store.attention import (
+    BLOCKS,
+    CHUNKS,
+    COMPRESSED,
+    GEMMA,
+    INDEXED,
+    LATENT,
+    NESTED,
+    SOFTMAX,
+    STEP,
+    TWO_SHAPES,
+)
+from kvplan.store.keys import Architecture, HeadRule, WindowRule
+from kvplan.store.recurrent import (
+    BAMBA,
+    CONVOLVED,
+    DELTA,
+    JAMBA,
+    KIMI,
+    LIGHTNING,
+    MAMBA,
+    MAMBA2,
+    NEMOTRON,
+    PARALLEL,
+    RWKV,
+)
 
 _LLAMA: Final = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_size": 4096, "vocab_size": 32000,
@@ -66,17 +47,58 @@ _GEMMA3: Final = {
 _QWEN_WINDOW: Final = {"max_window_layers": 28, "sliding_window": 4096}
 _QWEN3_VL: Final = {"head_dim": 128, "vocab_size": 151936, "max_position_embeddings": 128000}
 
+_GEMMA3N: Final = {
+    "num_hidden_layers": 35, "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 256, "hidden_size": 2048,
+    "vocab_size": 262400, "max_position_embeddings": 32768, "sliding_window": 512, "sliding_window_pattern": 5,
+    "num_kv_shared_layers": 15,
+}  # fmt: skip
+_GEMMA4: Final = {
+    "num_hidden_layers": 30, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256, "hidden_size": 2304,
+    "vocab_size": 262144, "max_position_embeddings": 131072, "sliding_window": 512, "sliding_window_pattern": 6,
+    "num_kv_shared_layers": 0, "global_head_dim": 512,
+}  # fmt: skip
+_LLAMA4: Final = {
+    "num_hidden_layers": 48, "num_attention_heads": 40, "num_key_value_heads": 8, "head_dim": 128, "hidden_size": 5120,
+    "vocab_size": 202048, "max_position_embeddings": 131072, "attention_chunk_size": 8192, "no_rope_layer_interval": 4,
+}  # fmt: skip
+_DELTA: Final = {
+    "head_dim": 256, "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16, "linear_num_value_heads": 32, "full_attention_interval": 4,
+    "max_position_embeddings": 32768,
+}  # fmt: skip
+_MAMBA: Final = {"state_size": 16, "conv_kernel": 4, "expand": 2}
+_JAMBA: Final = {
+    "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "attn_layer_period": 8, "attn_layer_offset": 4,
+    "num_key_value_heads": 8, "max_position_embeddings": 262144,
+}  # fmt: skip
+_NEMOTRON_H: Final = {
+    "ssm_state_size": 128, "mamba_num_heads": 128, "mamba_head_dim": 64, "n_groups": 8, "conv_kernel": 4,
+    "num_key_value_heads": 8,
+}  # fmt: skip
+_MAMBA2_MIXER: Final = {
+    "mamba_n_heads": 128, "mamba_n_groups": 1, "mamba_d_state": 256, "mamba_d_conv": 4, "mamba_expand": 2,
+}  # fmt: skip
+
 ARCHITECTURES: Final[dict[str, Architecture]] = {
     "apertus": Architecture(name="ApertusForCausalLM"),
     "arcee": Architecture(name="ArceeForCausalLM"),
     "baichuan": Architecture(name="BaichuanForCausalLM"),
+    "bamba": Architecture(name="BambaForCausalLM", cache=BAMBA, defaults=_MAMBA2_MIXER),
     "bitnet": Architecture(name="BitNetForCausalLM", defaults={"num_key_value_heads": 5}),
     "bloom": Architecture(name="BloomForCausalLM", tied=True, defaults={"max_position_embeddings": 2048}),
     "cohere": Architecture(name="CohereForCausalLM", tied=True),
     "cohere2": Architecture(name="Cohere2ForCausalLM", tied=True, window=WindowRule.PATTERN,
                             defaults={"sliding_window": 4096, "sliding_window_pattern": 4}),
+    "chatglm": Architecture(name="ChatGLMForConditionalGeneration", heads=HeadRule.GROUP_NUMBER,
+                            head_dim_keys=("kv_channels", "head_dim")),
     "codegen": Architecture(name="CodeGenForCausalLM"),
     "deepseek": Architecture(name="DeepseekForCausalLM"),
+    "dbrx": Architecture(name="DbrxForCausalLM", cache=NESTED),
+    "deepseek_ref": Architecture(name="DeepseekV4ForCausalLM", cache=COMPRESSED),
+    "deepseek_v2": Architecture(name="DeepseekV2ForCausalLM", cache=LATENT),
+    "deepseek_v3": Architecture(name="DeepseekV3ForCausalLM", cache=LATENT),
+    "deepseek_v32": Architecture(name="DeepseekV32ForCausalLM", cache=INDEXED),
+    "deepseek_v4": Architecture(name="DeepseekV4ForCausalLM", cache=COMPRESSED),
     "dots1": Architecture(name="Dots1ForCausalLM", window=WindowRule.AFTER,
                           defaults={"max_window_layers": 62, "sliding_window": 4096, "num_key_value_heads": 32}),
     "ernie4_5": Architecture(name="Ernie4_5ForCausalLM", tied=True, defaults={"num_key_value_heads": 2,
@@ -86,6 +108,8 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
                             defaults={"sliding_window": 4096, "sliding_window_pattern": 4}),
     "falcon": Architecture(name="FalconForCausalLM", heads=HeadRule.FALCON, tied=True,
                            defaults={"max_position_embeddings": 2048}),
+    "falcon_h1": Architecture(name="FalconH1ForCausalLM", cache=PARALLEL, defaults=_MAMBA2_MIXER),
+    "falcon_mamba": Architecture(name="FalconMambaForCausalLM", cache=MAMBA, tied=True, defaults=_MAMBA),
     "flex_olmo": Architecture(name="FlexOlmoForCausalLM"),
     "gemma": Architecture(name="GemmaForCausalLM", tied=True, defaults={"head_dim": 256,
                                                                        "num_key_value_heads": 16}),
@@ -93,9 +117,15 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
                            defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096,
                                      "sliding_window_pattern": 2}),
     "gemma3_text": Architecture(name="Gemma3ForCausalLM", tied=True, window=WindowRule.PATTERN, defaults=_GEMMA3),
+    "gemma3n_text": Architecture(name="Gemma3nForConditionalGeneration", tied=True, window=WindowRule.PATTERN,
+                                 cache=GEMMA, defaults=_GEMMA3N),
+    "gemma4_text": Architecture(name="Gemma4ForConditionalGeneration", tied=True, window=WindowRule.PATTERN,
+                                cache=GEMMA, defaults=_GEMMA4),
     "glm": Architecture(name="GlmForCausalLM", defaults={"head_dim": 128, "num_key_value_heads": 2}),
     "glm4": Architecture(name="Glm4ForCausalLM", defaults={"head_dim": 128, "num_key_value_heads": 2}),
     "glm4_moe": Architecture(name="Glm4MoeForCausalLM", defaults={"num_key_value_heads": 8}),
+    "glm4_moe_lite": Architecture(name="Glm4MoeLiteForCausalLM", cache=LATENT),
+    "glm_moe_dsa": Architecture(name="GlmMoeDsaForCausalLM", cache=INDEXED),
     "gpt2": Architecture(name="GPT2LMHeadModel", tied=True, defaults={"max_position_embeddings": 1024,
                                                                      "vocab_size": 50257}),
     "gpt_bigcode": Architecture(name="GPTBigCodeForCausalLM", heads=HeadRule.MULTI_QUERY, tied=True),
@@ -106,23 +136,40 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "gptj": Architecture(name="GPTJForCausalLM"),
     "granite": Architecture(name="GraniteForCausalLM"),
     "granitemoe": Architecture(name="GraniteMoeForCausalLM"),
+    "granitemoehybrid": Architecture(name="GraniteMoeHybridForCausalLM", cache=BAMBA, defaults=_MAMBA2_MIXER),
     "granitemoeshared": Architecture(name="GraniteMoeSharedForCausalLM"),
     "helium": Architecture(name="HeliumForCausalLM", defaults={"head_dim": 128}),
     "hunyuan_v1_dense": Architecture(name="HunYuanDenseV1ForCausalLM"),
     "internlm": Architecture(name="InternLMForCausalLM"),
     "internlm2": Architecture(name="InternLM2ForCausalLM"),
     "jais2": Architecture(name="Jais2ForCausalLM", defaults={"head_dim": 128}),
+    "jamba": Architecture(name="JambaForCausalLM", cache=JAMBA, defaults=_JAMBA),
+    "kimi_k2": Architecture(name="DeepseekV3ForCausalLM", cache=LATENT),
+    "kimi_linear": Architecture(name="KimiLinearForCausalLM", cache=KIMI),
+    "lfm2": Architecture(name="Lfm2ForCausalLM", tied=True, cache=CONVOLVED, defaults={"conv_L_cache": 3}),
+    "lfm2_moe": Architecture(name="Lfm2MoeForCausalLM", tied=True, cache=CONVOLVED, defaults={"conv_L_cache": 3}),
     "llama": Architecture(name="LlamaForCausalLM", defaults=_LLAMA),
+    "llama4_text": Architecture(name="Llama4ForConditionalGeneration", cache=CHUNKS, defaults=_LLAMA4),
+    "mamba": Architecture(name="MambaForCausalLM", cache=MAMBA, tied=True, defaults=_MAMBA),
+    "mamba2": Architecture(name="Mamba2ForCausalLM", cache=MAMBA2, defaults={"conv_kernel": 4, "n_groups": 8}),
     "mimo": Architecture(name="MiMoForCausalLM", window=WindowRule.AFTER, gated=True),
+    "mimo_v2_flash": Architecture(name="MiMoV2FlashForCausalLM", cache=TWO_SHAPES),
+    "minimax": Architecture(name="MiniMaxForCausalLM", cache=LIGHTNING, state_bits=16),
+    "minimax_text_01": Architecture(name="MiniMaxText01ForCausalLM", cache=LIGHTNING, state_bits=16),
     "minicpm": Architecture(name="MiniCPMForCausalLM", tied=True),
-    "minimax_m2": Architecture(name="MiniMaxM2ForCausalLM", defaults={"num_key_value_heads": 8, "head_dim": 128}),
+    "minimax_m2": Architecture(name="MiniMaxM2ForCausalLM", cache=SOFTMAX,
+                               defaults={"num_key_value_heads": 8, "head_dim": 128}),
     "ministral": Architecture(name="MinistralForCausalLM", window=WindowRule.ALL,
                               defaults={"num_key_value_heads": 8, "sliding_window": 4096}),
     "ministral3": Architecture(name="Ministral3ForCausalLM", window=WindowRule.ALL,
                                defaults={"num_key_value_heads": 8, "head_dim": 128}),
     "mistral": Architecture(name="MistralForCausalLM", window=WindowRule.ALL, defaults=_MISTRAL),
     "mixtral": Architecture(name="MixtralForCausalLM", window=WindowRule.ALL, defaults={"num_key_value_heads": 8}),
+    "mpt": Architecture(name="MptForCausalLM", tied=True, cache=NESTED),
     "nemotron": Architecture(name="NemotronForCausalLM"),
+    "nemotron-nas": Architecture(name="DeciLMForCausalLM", cache=BLOCKS),
+    "nemotron_h": Architecture(name="NemotronHForCausalLM", cache=NEMOTRON, defaults=_NEMOTRON_H,
+                               head_dim_keys=("head_dim", "attention_head_dim")),
     "olmo": Architecture(name="OlmoForCausalLM"),
     "olmo2": Architecture(name="Olmo2ForCausalLM"),
     "olmo3": Architecture(name="Olmo3ForCausalLM", window=WindowRule.PATTERN,
@@ -134,6 +181,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "phi-msft": Architecture(name="PhiForCausalLM"),
     "phi3": Architecture(name="Phi3ForCausalLM", window=WindowRule.ALL),
     "phimoe": Architecture(name="PhimoeForCausalLM", window=WindowRule.ALL, defaults={"num_key_value_heads": 8}),
+    "qwen": Architecture(name="QWenLMHeadModel", head_dim_keys=("kv_channels", "head_dim")),
     "qwen2": Architecture(name="Qwen2ForCausalLM", window=WindowRule.AFTER, gated=True,
                           defaults={**_QWEN_WINDOW, "num_key_value_heads": 32, "max_position_embeddings": 32768}),
     "qwen2_5_vl_text": Architecture(name="Qwen2_5_VLForConditionalGeneration", window=WindowRule.AFTER, gated=True,
@@ -147,8 +195,14 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "qwen3": Architecture(name="Qwen3ForCausalLM", window=WindowRule.AFTER, gated=True,
                           defaults={**_QWEN_WINDOW, "num_key_value_heads": 32, "head_dim": 128,
                                     "max_position_embeddings": 32768}),
+    "qwen3_5_moe_text": Architecture(name="Qwen3_5MoeForConditionalGeneration", cache=DELTA,
+                                     defaults={**_DELTA, "num_key_value_heads": 2}),
+    "qwen3_5_text": Architecture(name="Qwen3_5ForConditionalGeneration", cache=DELTA,
+                                 defaults={**_DELTA, "num_key_value_heads": 4}),
     "qwen3_moe": Architecture(name="Qwen3MoeForCausalLM", window=WindowRule.ALL, gated=True,
                               defaults={"sliding_window": 4096, "num_key_value_heads": 4}),
+    "qwen3_next": Architecture(name="Qwen3NextForCausalLM", cache=DELTA,
+                               defaults={**_DELTA, "num_key_value_heads": 2}),
     "qwen3_vl_moe_text": Architecture(name="Qwen3VLMoeForConditionalGeneration",
                                       defaults={**_QWEN3_VL, "num_key_value_heads": 16}),
     "qwen3_vl_text": Architecture(name="Qwen3VLForConditionalGeneration",
@@ -157,12 +211,16 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
                                defaults={"max_position_embeddings": 2048}),
     "RefinedWebModel": Architecture(name="FalconForCausalLM", heads=HeadRule.FALCON, tied=True,
                                     defaults={"max_position_embeddings": 2048}),
+    "rwkv5": Architecture(name="RwkvForCausalLM", cache=RWKV, defaults={"head_size": 64}),
+    "rwkv6": Architecture(name="Rwkv6ForCausalLM", cache=RWKV, defaults={"head_size": 64}),
     "seed_oss": Architecture(name="SeedOssForCausalLM", defaults={"num_key_value_heads": 8, "head_dim": 128}),
     "smollm3": Architecture(name="SmolLM3ForCausalLM", tied=True, window=WindowRule.LISTED, gated=True,
                             defaults={"num_key_value_heads": 4}),
     "stablelm": Architecture(name="StableLmForCausalLM"),
     "starcoder2": Architecture(name="Starcoder2ForCausalLM", tied=True, window=WindowRule.ALL,
                                defaults={"num_key_value_heads": 2}),
+    "step3p5": Architecture(name="Step3p5ForCausalLM", cache=STEP),
+    "step3p7": Architecture(name="Step3p7ForConditionalGeneration", cache=STEP),
     "vaultgemma": Architecture(name="VaultGemmaForCausalLM", tied=True, window=WindowRule.PATTERN,
                                defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096,
                                          "sliding_window_pattern": 2}),
@@ -180,36 +238,3 @@ GGUF_MODEL_TYPES: Final = {
     "stablelm": "stablelm", "starcoder": "gpt_bigcode", "starcoder2": "starcoder2",
 }  # fmt: skip
 """By a GGUF file's `general.architecture`."""
-
-LATENT: Final = "latent attention (MLA)"
-RECURRENT: Final = "layers with a recurrent state"
-UNEVEN: Final = "layers or heads of several shapes"
-SIZED: Final = "a head size under a key that is not read"
-SHARED: Final = "layers that share another layer's cache"
-SPARSE: Final = "attention that selects or compresses tokens"
-CHUNKED: Final = "chunked attention"
-CROSS: Final = "cross-attention"
-
-SHAPING_KEYS: Final = {
-    "kv_lora_rank": LATENT, "qk_rope_head_dim": LATENT, "qk_nope_head_dim": LATENT, "v_head_dim": UNEVEN,
-    "mla_use_nope": LATENT, "linear_attn_config": RECURRENT, "linear_num_key_heads": RECURRENT,
-    "linear_num_value_heads": RECURRENT, "linear_conv_kernel_dim": RECURRENT, "full_attention_interval": RECURRENT,
-    "ssm_state_size": RECURRENT, "state_size": RECURRENT, "mamba_d_state": RECURRENT, "mamba_num_heads": RECURRENT,
-    "mamba_head_dim": RECURRENT, "conv_kernel": RECURRENT, "conv_L_cache": RECURRENT, "time_step_rank": RECURRENT,
-    "lru_width": RECURRENT, "rescale_every": RECURRENT, "attn_layer_period": RECURRENT, "full_attn_idxs": RECURRENT,
-    "hybrid_override_pattern": RECURRENT, "layers_block_type": RECURRENT, "block_types": RECURRENT,
-    "hybrid_layer_pattern": UNEVEN, "block_configs": UNEVEN, "global_head_dim": UNEVEN, "swa_head_dim": UNEVEN,
-    "num_global_key_value_heads": UNEVEN, "swa_num_key_value_heads": UNEVEN, "swa_v_head_dim": UNEVEN,
-    "attention_k_eq_v": UNEVEN, "attn_config": UNEVEN, "kv_channels": SIZED, "pruned_heads": UNEVEN,
-    "attention_head_dim": SIZED, "num_kv_shared_layers": SHARED, "use_cla": SHARED, "cla_share_factor": SHARED,
-    "num_kv_reuse_layers": SHARED, "kv_sharing": SHARED, "compress_ratios": SPARSE, "index_topk": SPARSE,
-    "index_head_dim": SPARSE, "index_n_heads": SPARSE, "sparse_attention_config": SPARSE, "sparse_config": SPARSE,
-    "attention_chunk_size": CHUNKED, "cross_attention_layers": CROSS, "add_cross_attention": CROSS,
-    "is_encoder_decoder": CROSS,
-}  # fmt: skip
-"""Config keys that say, where set, that a layer caches something else than K and V of one shape.
-
-Keys named here are refused where set: a config may carry them though its model type is in the table above.
-"""
-
-SUPPORTED: Final = "supported are full and sliding-window attention with K and V heads of one size"

@@ -4,8 +4,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.errors import InputError, UnsupportedModelError
-from kvplan.store.architectures import CHUNKED, GGUF_MODEL_TYPES, LATENT, RECURRENT, SHARED, SPARSE, SUPPORTED, UNEVEN
+from kvplan.store.architectures import GGUF_MODEL_TYPES
 from kvplan.store.gguf import GgufHeader
+from kvplan.store.keys import SUPPORTED
+from kvplan.store.shaping import CHUNKED, LATENT, RECURRENT, SHARED, SPARSE, UNEVEN
 
 _READ: Final = {
     "block_count": "num_hidden_layers", "embedding_length": "hidden_size", "context_length": "max_position_embeddings",

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.specs import Evidence, ModelSpec
-from kvplan.errors import InputError, MissingPartError
+from kvplan.errors import InputError, MissingPartError, UnsupportedModelError
 from kvplan.store.configs import Geometry, read_geometry
 from kvplan.store.files import JSON_BYTES_MAX, decode_object, read_file
 from kvplan.store.gguf import read_gguf_header
@@ -29,7 +29,7 @@ _NO_PARAMETER: Final = re.compile(
 """Tables that files carry and the model computes for itself."""
 
 
-def load_model_spec(name: str | Path) -> ModelSpec:
+def load_model_spec(name: str | Path, *, runtime: bool = True) -> ModelSpec:
     """Return what kvplan needs to know of the model *name*.
 
     Weights are counted as loaded: two bytes for every floating-point parameter, whatever it was saved in, tied
@@ -39,15 +39,22 @@ def load_model_spec(name: str | Path) -> ModelSpec:
     Args:
         name: `demo`, a folder with config.json, a GGUF file, a config.json, or the id of a model in the local Hugging
             Face cache.
+        runtime: Whether to refuse a model that kvplan's runtime does not hold; its size can be counted all the same.
 
     Raises:
         InputError: There is no such model here, or its files cannot be read.
-        UnsupportedModelError: Its cache is of a kind that is not counted.
+        UnsupportedModelError: Its cache is of a kind that is not counted, or that the runtime does not hold.
     """
     path = find_model(name)
     if path.suffix.lower() == ".gguf":
-        return _from_gguf(str(name), path)
-    return _from_config(str(name), path / "config.json" if path.is_dir() else path)
+        spec = _from_gguf(str(name), path)
+    else:
+        spec = _from_config(str(name), path / "config.json" if path.is_dir() else path)
+    refusal = next((layer.runtime_refusal for layer in spec.layers if layer.runtime_refusal), "")
+    if runtime and refusal:
+        hint = "`kvplan size` counts its logical bytes"
+        raise UnsupportedModelError(f"kvplan's runtime does not hold this cache: {refusal}", where=str(name), hint=hint)
+    return spec
 
 
 def find_model(name: str | Path) -> Path:
@@ -134,6 +141,7 @@ def _spec(name: str, geometry: Geometry, digest: str) -> ModelSpec:
         context_tokens=geometry.context_tokens,
         weight_evidence=Evidence.EXACT,
         float_type=geometry.float_type,
+        draft_layers=geometry.draft_layers,
     )
 
 

@@ -1,0 +1,142 @@
+"""The geometry read from a config is that of the tensors that transformers caches for a tiny random model of it.
+
+transformers 5.24 keeps a token less of a window than a query sees, for the query's own comes with it, and an input more
+of a convolution than the next step reads. Nothing else differs.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
+
+from kvplan.core.logical import layer_bytes
+from kvplan.core.specs import LayerKind
+from kvplan.store.architectures import ARCHITECTURES
+from kvplan.store.configs import read_geometry
+from kvplan_kernels.format import parse
+
+TOKENS, WINDOW = 40, 16
+BASE = {
+    "num_hidden_layers": 4, "num_attention_heads": 4, "num_key_value_heads": 2, "hidden_size": 32, "vocab_size": 99,
+    "intermediate_size": 48, "max_position_embeddings": 256, "tie_word_embeddings": False, "pad_token_id": 0,
+    "bos_token_id": 1, "eos_token_id": 2,
+}  # fmt: skip
+MOE = {
+    "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_local_experts": 4,
+    "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+}  # fmt: skip
+MLA = {"kv_lora_rank": 24, "q_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12, "v_head_dim": 20,
+       "num_key_value_heads": 4, "first_k_dense_replace": 1}  # fmt: skip
+MIXER = {"mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 4,
+         "mamba_expand": 2, "mamba_chunk_size": 8}  # fmt: skip
+DELTA = {"head_dim": 16, "linear_key_head_dim": 8, "linear_value_head_dim": 10, "linear_num_key_heads": 2,
+         "linear_num_value_heads": 4, "linear_conv_kernel_dim": 3}  # fmt: skip
+GEMMA = {"head_dim": 16, "sliding_window": WINDOW, "vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8}
+LISTED = ["sliding_attention", "full_attention"] * 2
+TINY = {
+    "llama": {},
+    "gpt_oss": {"head_dim": 16, "sliding_window": WINDOW, **MOE},
+    "gemma3_text": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": LISTED},
+    "gemma3n_text": {**GEMMA, "layer_types": LISTED, "num_kv_shared_layers": 2, "num_hidden_layers": 4,
+                     "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4},
+    "gemma4_text": {**GEMMA, "global_head_dim": 24, "num_global_key_value_heads": 1, "attention_k_eq_v": True,
+                    "layer_types": LISTED},
+    "llama4_text": {"head_dim": 16, "attention_chunk_size": WINDOW, "intermediate_size_mlp": 48, **MOE},
+    "deepseek_v2": {**MLA, **MOE},
+    "deepseek_v3": {**MLA, **MOE},
+    "glm4_moe_lite": {**MLA, **MOE},
+    "deepseek_v32": {**MLA, **MOE, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8},
+    "glm_moe_dsa": {**MLA, **MOE, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8,
+                    "indexer_types": ["full", "full", "shared", "full"]},
+    "qwen3_next": {**DELTA, **MOE, "shared_expert_intermediate_size": 16},
+    "qwen3_5_text": DELTA,
+    "qwen3_5_moe_text": {**DELTA, **MOE, "shared_expert_intermediate_size": 16},
+    "mamba": {"state_size": 12, "conv_kernel": 4, "expand": 2, "intermediate_size": 64},
+    "falcon_mamba": {"state_size": 12, "conv_kernel": 4, "expand": 2, "intermediate_size": 64},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "state_size": 12, "conv_kernel": 4, "n_groups": 2, "chunk_size": 8},
+    "falcon_h1": {**MIXER, "mamba_d_ssm": 64},
+    "bamba": {**MIXER, "attn_layer_indices": [1, 3]},
+    "granitemoehybrid": {**MIXER, **MOE, "layer_types": ["mamba", "attention"] * 2, "shared_intermediate_size": 16},
+    "jamba": {"mamba_d_state": 12, "mamba_d_conv": 4, "mamba_expand": 2, "attn_layer_period": 2,
+              "attn_layer_offset": 1, "use_mamba_kernels": False, "mamba_dt_rank": 4, **MOE},
+    "nemotron_h": {"mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 12, "head_dim": 16,
+                   "hybrid_override_pattern": "M*-E", "moe_shared_expert_intermediate_size": 16, **MOE},
+    "kimi_linear": {**MLA, **MOE, "linear_attn_config": {
+        "num_heads": 2, "head_dim": 8, "short_conv_kernel_size": 4, "full_attn_layers": [2, 4], "kda_layers": [1, 3]}},
+    "lfm2": {"conv_L_cache": 3, "full_attn_idxs": [1, 3]},
+    "minimax": {"head_dim": 8, "layer_types": ["linear_attention", "full_attention"] * 2, **MOE},
+    "minimax_m2": {"head_dim": 16, "attn_type_list": [1] * 4, **MOE},
+    "mimo_v2_flash": {"head_dim": 24, "v_head_dim": 16, "sliding_window": WINDOW, **MOE,
+                      "hybrid_layer_pattern": [0, 1, 1, 1],
+                      "layer_types": ["full_attention"] + ["sliding_attention"] * 3},
+    "step3p5": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": LISTED, "share_expert_dim": 16, **MOE},
+    "deepseek_v4": {"head_dim": 32, "qk_rope_head_dim": 8, "num_key_value_heads": 1, "sliding_window": WINDOW,
+                    "index_head_dim": 16, "index_n_heads": 2, "index_topk": 2, "q_lora_rank": 16, "o_lora_rank": 8,
+                    "o_groups": 2, "compress_ratios": [0, 4, 128, 4], **MOE},
+    "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 4, "max_seq_len": 256},
+}  # fmt: skip
+
+
+def cached(model_type, config):
+    """The layers of the cache after a forward pass over TOKENS tokens, in bf16."""
+    torch.manual_seed(0)
+    if model_type == "step3p5":  # a text model that no Auto class builds
+        config._attn_implementation = "eager"
+        model = Step3p7TextModel(config).to(torch.bfloat16)
+    else:
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager")
+    with torch.no_grad():
+        cache = model.eval()(torch.randint(3, 99, (1, TOKENS)), use_cache=True).past_key_values
+    for layer, state in zip(cache.layers, getattr(cache, "linear_cache", []), strict=False):
+        layer.recurrent_states = state  # MiniMax's cache has a list of its own
+    return cache.layers
+
+
+def nbytes(layer, *names):
+    """Bytes of the tensors that the cache's layer has under these names, inside lists and dicts too."""
+    return sum(tensor.nbytes for name in names for tensor in tensors(getattr(layer, name, None)))
+
+
+def tensors(value):
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors(item)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def kept(layer):
+    """The bytes that transformers keeps of one layer, a token of a window and an input of a convolution aside."""
+    keys, values = (getattr(layer, name, None) for name in ("keys", "values"))
+    same = keys is not None and keys.shape == values.shape and torch.equal(keys, values)  # DeepSeek V4's K is its V
+    return nbytes(
+        layer, "keys", *([] if same else ["values"]), "indexer_keys", "compressed_kv", "recurrent_states", "conv_states"
+    )
+
+
+def expected(spec, model_type):
+    """The bytes that the geometry says, with transformers' token less of a window and input more of a convolution."""
+    tokens = TOKENS if spec.window_tokens is None else min(TOKENS, spec.window_tokens - 1)
+    total = layer_bytes(replace(spec, window_tokens=tokens, sides=(), states=()), parse("bf16"), TOKENS)
+    total += layer_bytes(replace(spec, kind=LayerKind.NONE, states=()), parse("bf16"), TOKENS)
+    for state in spec.states:
+        kernel = TINY[model_type].get("linear_conv_kernel_dim", TINY[model_type].get("conv_L_cache", 4))
+        total += state.nbytes * kernel // (kernel - 1) if state.name == "convolution inputs" else state.nbytes
+    return total
+
+
+@pytest.mark.parametrize("model_type", sorted(TINY))
+def test_the_geometry_is_that_of_the_tensors_that_transformers_caches(model_type):
+    values = {**BASE, **TINY[model_type]}
+    config = CONFIG_MAPPING[model_type](**values)
+    found = read_geometry({**values, "model_type": model_type}, "config.json")
+    assert read_geometry(config.to_dict(), "config.json").layers == found.layers
+    layers = cached(model_type, config)
+    assert [kept(layer) for layer in layers] == [expected(spec, model_type) for spec in found.layers]
+
+
+def test_every_family_that_transformers_has_is_compared():
+    families = {name for name, row in ARCHITECTURES.items() if row.cache and name in CONFIG_MAPPING}
+    assert families - set(TINY) == {"dbrx", "lfm2_moe", "step3p7"}
