@@ -74,3 +74,51 @@ def test_the_screen_has_a_row_an_answer(run: Any, config: Path) -> None:
     answer = run("size", config, "-f", "int8", "-f", "int4", "--kv-memory", "4GiB")
     assert sum("int" in line for line in answer.out.splitlines()) == 2
     assert "exact" in answer.out
+
+
+LATENT = {
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "num_hidden_layers": 61,
+    "num_attention_heads": 128, "num_key_value_heads": 128, "hidden_size": 7168, "vocab_size": 129280,
+    "max_position_embeddings": 163840, "kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128,
+    "v_head_dim": 128, "torch_dtype": "bfloat16",
+}  # fmt: skip
+
+
+@pytest.fixture
+def latent(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LATENT))
+    return path
+
+
+def test_a_model_that_the_runtime_does_not_hold_has_its_logical_bytes_counted(run: Any, latent: Path) -> None:
+    answer = run("size", latent, "--context", 1000, "--memory", "80GiB", "--json")
+    (result,) = json.loads(answer.out)["results"]
+    assert answer.status == 0
+    assert result["logical"] == {
+        "bytes_per_sequence": 70_272_000, "growth_bytes_per_token": 70_272, "fixed_bytes_per_sequence": 0,
+    }  # fmt: skip
+    assert "allocated" not in result
+    assert "capacity" not in result
+    assert "attention is latent" in result["reason"]
+
+
+def test_the_screen_says_that_such_bytes_are_logical(run: Any, latent: Path) -> None:
+    answer = run("size", latent, "-f", "fp8_e4m3")
+    assert answer.status == 0
+    assert "34.31 KiB" in answer.out
+    assert "exact (logical)" in " ".join(answer.out.split())
+    assert "no engine here allocates it yet" in " ".join(answer.out.split())
+
+
+def test_a_format_that_says_nothing_of_such_a_cache_is_refused(run: Any, latent: Path) -> None:
+    answer = run("size", latent, "-f", "int4")
+    assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+    assert "a layer caches one vector a token" in answer.err
+
+
+@pytest.mark.parametrize("command", [("formats",), ("profile", "-o", "p.json")])
+def test_what_runs_a_model_refuses_it(run: Any, latent: Path, command: tuple[str, ...]) -> None:
+    answer = run(command[0], latent, *command[1:])
+    assert (answer.status, answer.out) == (3, "")
+    assert "does not hold this cache: attention is latent" in answer.err
