@@ -18,11 +18,19 @@ import typer
 from kvplan.cli import build_app
 from kvplan.core.figures import FIGURES
 from kvplan.errors import ExitStatus
+from kvplan.store.architectures import ARCHITECTURES
+from kvplan.store.attention import PLAIN
 
 ROOT: Final = Path(__file__).parents[1]
 REFERENCE: Final = ROOT / "docs" / "reference"
 _RUN: Final = re.compile(r"(<!-- run: (?P<command>kvplan [^\n]+?) -->\n\n?```[a-z]*\n)(?P<output>.*?)(```)", re.DOTALL)
 _NOTE: Final = "<!-- Written by docs/generate.py; do not edit. -->\n"
+_MODELS: Final = """`kvplan size` counts the cache of every model type below from its config.json, without its weights.
+`profile`, `recommend` and `quality` run those whose layers keep K and V heads of one size, full or in a window.
+A type that is not here, or a config key that shapes the cache and that the type is not known to read, is an error that
+names it: status 3. A GGUF file is read where its architecture is one of these of one shape.
+[The memory model](../explanation/memory-model.md) says what is counted.
+"""
 STATUS_MEANING: Final = {
     ExitStatus.DONE: "done; a cell out of memory or unsupported is a result",
     ExitStatus.NOT_MET: "target not met, a regression, or a cell that failed",
@@ -101,6 +109,21 @@ def _code(name: str | None) -> str:
     return f"`{name}`" if name else ""
 
 
+def models() -> str:
+    """Return the page of the model types whose cache is counted."""
+    families: dict[str, list[str]] = {}
+    for name, row in ARCHITECTURES.items():
+        families.setdefault(_family((row.cache or PLAIN).layers.__doc__), []).append(f"`{name}`")
+    rows = [f"| {meaning} | {', '.join(sorted(names))} |" for meaning, names in sorted(families.items())]
+    return "\n".join([_NOTE, "# Models\n", _MODELS, "| layers | `model_type` |\n|---|---|", *rows]) + "\n"
+
+
+def _family(docstring: str | None) -> str:
+    """Return what a reader returns, from the first sentence of its docstring."""
+    sentence = (docstring or "").split("\n")[0].rstrip(".")
+    return sentence.removeprefix("Return ").removeprefix("the ")
+
+
 def refreshed(text: str) -> str:
     """Return a page with the output of its exact commands as they print now."""
     return _RUN.sub(lambda match: match[1] + _output(match["command"]) + match[4], text)
@@ -117,7 +140,11 @@ def _output(command: str) -> str:
 
 def main() -> int:
     """Write the pages, or with --check say which are stale."""
-    wanted = {REFERENCE / "cli.md": command_line(), REFERENCE / "figures.md": figures()}
+    wanted = {
+        REFERENCE / "cli.md": command_line(),
+        REFERENCE / "figures.md": figures(),
+        REFERENCE / "models.md": models(),
+    }
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         if page not in wanted and page.exists():
             wanted[page] = refreshed(page.read_text())
