@@ -305,8 +305,9 @@ CHUNKS: Final = CacheRule(layers=chunked_layers, reads=frozenset({"attention_chu
 def two_shape_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Return MiMo V2's layers: values narrower than keys, and more KV heads in the layers with a window.
 
-    The keys are those of the model's own configuration (XiaomiMiMo/MiMo-V2-Flash, configuration_mimo_v2_flash.py);
-    transformers' class doubles the KV heads of such layers instead. `attention_chunk_size` is there and means nothing.
+    The `swa_` keys are in the model's own config.json and read so by SGLang (models/mimo_v2_flash.py); transformers'
+    class doubles the KV heads of such layers instead, which is the same. `attention_chunk_size` means nothing there.
+    The window is what `sliding_window` says; transformers adds the query to a `sliding_window_size` beside it.
     """
     heads = keys.size(*HEADS)
     full = LayerSpec(
@@ -375,8 +376,7 @@ STEP: Final = CacheRule(layers=step_layers, reads=frozenset({"per_layer_config",
 def block_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Return the layers of Nemotron NAS (DeciLM), which `block_configs` shapes one by one.
 
-    Source: configuration_decilm.py of nvidia/Llama-3_3-Nemotron-Super-49B-v1; `n_heads_in_group` is the query heads
-    that share a KV head.
+    `n_heads_in_group` is the query heads that share a KV head (vLLM and SGLang read it so for nemotron-nas).
     """
     blocks = keys.get("block_configs")
     if not isinstance(blocks, list) or len(blocks) != keys.layer_count():

@@ -267,7 +267,7 @@ LIGHTNING: Final = CacheRule(layers=lightning_layers, reads=frozenset({"attn_typ
 def rwkv_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Return the layers of RWKV 5 and 6 (arXiv 2404.05892): two shifted tokens, and a matrix for each head.
 
-    The matrices are kept in 32 bits (BlinkDL/RWKV-LM, RWKV-v5/rwkv_v5_demo.py).
+    The matrices are kept in 32 bits (mlc-ai/mlc-llm, python/mlc_llm/model/rwkv5/rwkv5_model.py, `create_rnn_state`).
     """
     hidden = keys.size(*HIDDEN)
     inner = keys.count("attention_hidden_size", required=False) or hidden
