@@ -18,7 +18,7 @@ import typer
 from kvplan.cli import build_app
 from kvplan.core.figures import FIGURES
 from kvplan.errors import ExitStatus
-from kvplan.store.architectures import ARCHITECTURES
+from kvplan.store.architectures import ARCHITECTURES, GGUF_MODEL_TYPES
 from kvplan.store.attention import PLAIN
 
 ROOT: Final = Path(__file__).parents[1]
@@ -28,7 +28,7 @@ _NOTE: Final = "<!-- Written by docs/generate.py; do not edit. -->\n"
 _MODELS: Final = """`kvplan size` counts the cache of every model type below from its config.json, without its weights.
 `profile`, `recommend` and `quality` run those whose layers keep K and V heads of one size, full or in a window.
 A type that is not here, or a config key that shapes the cache and that the type is not known to read, is an error that
-names it: status 3. A GGUF file is read where its architecture is one of these of one shape.
+names it: status 3. Of GGUF files these architectures are read: {gguf}.
 [The memory model](../explanation/memory-model.md) says what is counted.
 """
 STATUS_MEANING: Final = {
@@ -115,7 +115,8 @@ def models() -> str:
     for name, row in ARCHITECTURES.items():
         families.setdefault(_family((row.cache or PLAIN).layers.__doc__), []).append(f"`{name}`")
     rows = [f"| {meaning} | {', '.join(sorted(names))} |" for meaning, names in sorted(families.items())]
-    return "\n".join([_NOTE, "# Models\n", _MODELS, "| layers | `model_type` |\n|---|---|", *rows]) + "\n"
+    text = _MODELS.format(gguf=", ".join(f"`{name}`" for name in sorted(GGUF_MODEL_TYPES)))
+    return "\n".join([_NOTE, "# Models\n", text, "| layers | `model_type` |\n|---|---|", *rows]) + "\n"
 
 
 def _family(docstring: str | None) -> str:

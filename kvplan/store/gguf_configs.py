@@ -20,7 +20,33 @@ _HARMLESS_ATTENTION_KEYS: Final = frozenset({
     "clamp_kqv", "max_alibi_bias", "scale", "output_scale", "temperature_length", "temperature_scale",
     "sliding_window_pattern",
 })  # fmt: skip
+_LATENT_READ: Final = {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"}
+_DELTA_READ: Final = {
+    "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
+    "ssm.group_count": "linear_num_key_heads", "ssm.time_step_rank": "linear_num_value_heads",
+    "full_attention_interval": "full_attention_interval",
+}  # fmt: skip
+_FAMILY_READ: Final = {
+    "deepseek2": _LATENT_READ, "qwen3next": _DELTA_READ, "qwen35": _DELTA_READ, "qwen35moe": _DELTA_READ,
+    "mamba": {"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.inner_size": "intermediate_size"},
+    "mamba2": {"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.group_count": "n_groups",
+               "ssm.time_step_rank": "num_heads"},
+}  # fmt: skip
+"""What llama.cpp's converter writes for a family (ggml-org/llama.cpp, conversion: `set_gguf_parameters`)."""
+_INNER: Final = "ssm.inner_size"
+_HEADS_OF_INNER: Final = {
+    "qwen3next": "linear_value_head_dim", "qwen35": "linear_value_head_dim", "qwen35moe": "linear_value_head_dim",
+    "mamba2": "head_dim",
+}  # fmt: skip
+"""The head size of a family's states, which is the inner channels over `ssm.time_step_rank` heads."""
+_FAMILY_IGNORED: Final = {
+    "deepseek2": frozenset({"attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+                            "attention.key_length", "attention.value_length"}),
+    "mamba": frozenset({"ssm.time_step_rank", "ssm.dt_b_c_rms"}),
+}  # fmt: skip
+"""What shapes projections, and not the cache."""
 _SHAPING_PREFIXES: Final = {
+    "nextn_predict_layers": "layers for multi-token prediction among the others",
     "ssm.": RECURRENT, "wkv.": RECURRENT, "shortconv.": RECURRENT, "full_attention_interval": RECURRENT,
     "attention.kv_lora_rank": LATENT, "attention.q_lora_rank": LATENT, "attention.key_length_mla": LATENT,
     "attention.value_length_mla": LATENT, "attention.key_length_swa": UNEVEN, "attention.value_length_swa": UNEVEN,
@@ -45,15 +71,36 @@ def gguf_config(path: Path, header: GgufHeader) -> dict[str, Any]:
         raise UnsupportedModelError(f"architecture {name[:60]!r} is not known", where=str(path), hint=SUPPORTED)
     prefix = f"{name}."
     own = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
-    _refuse_shaping_keys(path, prefix, {key.removeprefix(prefix) for key in header.lengths} | set(own), own)
-    config: dict[str, Any] = {_READ[key]: _even(path, prefix + key, own[key]) for key in _READ if key in own}
-    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
-    config.setdefault("sliding_window", None)
+    arrays = {key.removeprefix(prefix) for key in header.lengths}
+    config = _read_keys(path, name, own, arrays)
     config.setdefault("vocab_size", header.lengths.get("tokenizer.ggml.tokens"))
-    if own.get("attention.value_length", config.get("head_dim")) != config.get("head_dim"):
-        raise _unsupported(path, f"{prefix}attention.value_length", UNEVEN)
     moe = name == "llama" and own.get("expert_count", 0)
     return {"model_type": "mixtral" if moe else GGUF_MODEL_TYPES[name], **config}
+
+
+def _read_keys(path: Path, name: str, own: dict[str, Any], arrays: set[str]) -> dict[str, Any]:
+    """Return the config's keys that the *own* ones of architecture *name* stand for; *arrays* are not all in them."""
+    prefix, ignored = f"{name}.", _FAMILY_IGNORED.get(name, frozenset())
+    read = {key: word for key, word in _READ.items() if key not in ignored} | _FAMILY_READ.get(name, {})
+    known = ignored | set(read) | ({_INNER} if name in _HEADS_OF_INNER else set())
+    _refuse_shaping_keys(path, prefix, (arrays | set(own)) - known, own)
+    config: dict[str, Any] = {read[key]: _even(path, prefix + key, own[key]) for key in read if key in own}
+    if name in _HEADS_OF_INNER:
+        config[_HEADS_OF_INNER[name]] = _state_head_dim(path, prefix, own)
+    config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
+    config.setdefault("sliding_window", None)
+    value_dim = own.get("attention.value_length", own.get("attention.key_length"))
+    if "attention.value_length" not in ignored and value_dim != own.get("attention.key_length"):
+        raise _unsupported(path, f"{prefix}attention.value_length", UNEVEN)
+    return config
+
+
+def _state_head_dim(path: Path, prefix: str, own: dict[str, Any]) -> int:
+    inner, heads = own.get(_INNER), own.get("ssm.time_step_rank")
+    if type(inner) is not int or type(heads) is not int or heads < 1 or inner % heads:
+        message = f"{prefix}{_INNER} {inner} is no multiple of {prefix}ssm.time_step_rank {heads}"
+        raise InputError(message, where=str(path), hint="convert the model again")
+    return inner // heads
 
 
 def _unsupported(path: Path, key: str, meaning: str) -> UnsupportedModelError:

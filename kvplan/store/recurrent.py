@@ -92,8 +92,8 @@ def bamba_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     layers = keys.layer_count()
     for key in ("layer_types", "layers_block_type"):
         listed = keys.listed(key, _MIXED_KINDS, layers)
-        if listed is not None:
-            return _mixed(keys, listed, _mamba2_mixer(keys))
+        if listed is not None:  # small Granite 4 models are of this type and have attention alone
+            return _mixed(keys, listed, () if all(listed) else _mamba2_mixer(keys))
     indices = keys.get("attn_layer_indices") or []
     if not isinstance(indices, list) or not all(type(index) is int and 0 <= index < layers for index in indices):
         raise keys.wrong("attn_layer_indices must be a list of layer numbers")

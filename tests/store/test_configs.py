@@ -218,3 +218,105 @@ def test_values_that_cannot_be_are_refused(changes, says):
 )
 def test_the_16_bit_type_is_read_in_either_spelling(spelling, expected):
     assert geometry(**spelling).float_type is expected
+
+
+SF = ["sliding_attention", "full_attention"]
+GEMMA4 = {"model_type": "gemma4_text", "head_dim": 64, "global_head_dim": 128, "sliding_window": 512,
+          "layer_types": SF * 2, "num_kv_shared_layers": 0}  # fmt: skip
+LLAMA4 = {"model_type": "llama4_text", "head_dim": 64, "attention_chunk_size": 1024}
+STEP = {"model_type": "step3p7", "head_dim": 64, "sliding_window": 512, "layer_types": SF * 2}
+MLA = {"model_type": "deepseek_v3", "kv_lora_rank": 512, "qk_rope_head_dim": 64}
+NAS = {"model_type": "nemotron-nas", "num_key_value_heads": None}
+KIMI = {**MLA, "model_type": "kimi_linear"}
+KDA = {"num_heads": 2, "head_dim": 8, "short_conv_kernel_size": 4}
+
+
+def block(**attention):
+    return {"attention": attention}
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({**GEMMA4, "num_kv_shared_layers": 2},
+         [(2, 64, 512, None), (2, 128, None, None), (2, 64, 512, 0), (2, 128, None, 1)]),
+        ({**GEMMA4, "num_global_key_value_heads": 1}, [(2, 64, 512, None), (2, 128, None, None)] * 2),
+        ({**GEMMA4, "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+         [(2, 64, 512, None), (1, 128, None, None)] * 2),
+        ({**GEMMA4, "per_layer_config": {"01": {"head_dim": 256}, "03": {"num_key_value_heads": 4}}},
+         [(2, 64, 512, None), (2, 256, None, None), (2, 64, 512, None), (4, 64, None, None)]),
+        ({**LLAMA4, "no_rope_layers": [1, 0, 0, 1]},
+         [(2, 64, 1024, None), (2, 64, None, None), (2, 64, None, None), (2, 64, 1024, None)]),
+        ({**LLAMA4, "no_rope_layers": []}, [*[(2, 64, 1024, None)] * 3, (2, 64, None, None)]),
+        ({**LLAMA4, "attention_chunk_size": None}, [(2, 64, None, None)] * 4),
+        ({**LLAMA4, "attention_chunk_size": 4096}, [(2, 64, None, None)] * 4),
+        ({**STEP, "layer_types": [*SF * 2, *SF, SF[0]], "num_nextn_predict_layers": 3},
+         [(2, 64, 512, None), (2, 64, None, None)] * 2),
+        ({**STEP, "attention_other_setting": {"num_attention_heads": 96, "num_attention_groups": 4}},
+         [(4, 64, 512, None), (2, 64, None, None)] * 2),
+        ({**NAS, "block_configs": [block(n_heads_in_group=4), block(no_op=True), block(replace_with_linear=True),
+                                   block(n_heads_in_group=8)]},
+         [(2, 64, None, None), (0, 0, None, None), (0, 0, None, None), (1, 64, None, None)]),
+        ({"model_type": "granitemoehybrid", "layer_types": ["attention"] * 4, "mamba_n_heads": 0},
+         [(2, 64, None, None)] * 4),
+    ],
+)  # fmt: skip
+def test_layers_of_several_shapes(changes, expected):
+    found = geometry(**changes).layers
+    assert [(one.kv_heads, one.head_dim, one.window_tokens, one.shared_with) for one in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "says"),
+    [
+        ({**MLA, "index_topk": 8}, UnsupportedModelError, "index_topk says attention that selects"),
+        ({**MLA, "kv_lora_rank": None}, InputError, "has no kv_lora_rank; a deepseek_v3 config needs it"),
+        ({**MLA, "qk_rope_head_dim": 0}, InputError, "qk_rope_head_dim is 0"),
+        ({**GEMMA4, "num_kv_shared_layers": 4}, InputError, "num_kv_shared_layers is 4 of 4 layers"),
+        ({**GEMMA4, "num_kv_shared_layers": 3}, InputError, "layer 1 shares a cache of a kind that no layer before 1"),
+        ({**GEMMA4, "use_bidirectional_attention": "all"}, UnsupportedModelError, "attention that is not causal"),
+        ({**GEMMA4, "per_layer_config": {"1": {"chunk": 8}}}, UnsupportedModelError, "per_layer_config says 'chunk'"),
+        ({**GEMMA4, "per_layer_config": [8]}, InputError, "per_layer_config is no object of objects"),
+        ({"per_layer_config": {"1": {"head_dim": 8}}}, UnsupportedModelError, "per_layer_config says"),
+        ({**LLAMA4, "layer_types": ["sliding_attention"] * 4}, UnsupportedModelError, "'sliding_attention'"),
+        ({**STEP, "layer_types": SF * 3}, InputError, "layer_types must be a list of 4 names"),
+        ({**NAS, "block_configs": [block(no_op=True)]}, InputError, "block_configs must be a list of 4 objects"),
+        ({**NAS, "block_configs": [{}] * 4}, InputError, "block_configs has a layer without attention"),
+        ({**NAS, "block_configs": [block(n_heads_in_group=3)] * 4}, InputError, "n_heads_in_group is '3'"),
+        ({**NAS, "block_configs": [block(window_length=9)] * 4}, UnsupportedModelError, "attention to some of the"),
+        ({**KIMI, "linear_attn_config": {**KDA}}, InputError, "has no full_attn_layers and kda_layers"),
+        ({**KIMI, "linear_attn_config": {**KDA, "full_attn_layers": [4], "kda_layers": [0, 1, 2]}}, InputError,
+         "does not name each of 4 layers once"),
+        ({**KIMI, "linear_attn_config": [1]}, InputError, "linear_attn_config is '[1]'"),
+        ({"model_type": "deepseek_v4", "head_dim": 512, "qk_rope_head_dim": 64, "index_head_dim": 128,
+          "sliding_window": 128, "compress_ratios": [0, 8, 4, 4]}, UnsupportedModelError, "layers of kind '8'"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "MM*"}, InputError, "num_hidden_layers says 4"),
+        ({"model_type": "nemotron_h", "hybrid_override_pattern": "M?*-"}, UnsupportedModelError, "kind '?'"),
+        ({"model_type": "nemotron_h"}, InputError, "has no layers_block_type and no hybrid_override_pattern"),
+        ({"model_type": "mamba", "state_size": 16, "mamba_ssm_dtype": "float8"}, UnsupportedModelError, "'float8'"),
+        ({"model_type": "bamba", "attn_layer_indices": [9], "mamba_n_heads": 8}, InputError, "attn_layer_indices must"),
+        ({"model_type": "falcon_h1", "mamba_n_heads": 7}, InputError, "mamba_n_heads 7"),
+        ({"model_type": "rwkv5", "head_size": 60}, InputError, "head_size 60 does not divide 512"),
+        ({"model_type": "minimax"}, InputError, "has neither layer_types nor attn_type_list"),
+        ({"model_type": "minimax_m2", "head_dim": 64, "attn_type_list": [1, 1, 1, 0]}, UnsupportedModelError, "'0'"),
+        ({"model_type": "mpt", "attn_config": {"kv_n_heads": 3}}, InputError, "8 query heads cannot share 3"),
+    ],
+)  # fmt: skip
+def test_what_a_family_does_not_say_or_says_in_an_unknown_way_is_named(changes, error, says):
+    with pytest.raises(error) as caught:
+        geometry(**changes)
+    assert says in str(caught.value)
+
+
+def test_a_state_is_of_the_type_that_the_config_names():
+    mamba = {"model_type": "mamba", "state_size": 16, "intermediate_size": 1024}
+    bits = [geometry(**mamba, **said).layers[0].states[1].item_bits
+            for said in ({}, {"mamba_ssm_dtype": "bfloat16"}, {"mamba_ssm_cache_dtype": "torch.float32"})]  # fmt: skip
+    assert bits == [32, 16, 32]
+    assert geometry(**mamba).query_heads == 0
+
+
+def test_a_nested_config_without_a_type_is_of_the_class_that_the_outer_type_names():
+    text = {"num_hidden_layers": 10, "hidden_size": 2048, "num_kv_shared_layers": 5}
+    found = read_geometry({"model_type": "gemma3n", "text_config": text}, "config.json")
+    assert [layer.shared_with for layer in found.layers] == [None] * 5 + [3] * 4 + [4]

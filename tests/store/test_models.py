@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from kvplan.core.logical import logical_size
 from kvplan.core.specs import Evidence, LayerKind
 from kvplan.errors import InputError, UnsupportedModelError
 from kvplan.store.models import find_model, load_model_spec
-from kvplan_kernels.format import FloatType
+from kvplan_kernels.format import FloatType, parse
 
 CONFIG = {
     "model_type": "llama", "architectures": ["LlamaForCausalLM"], "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -152,6 +153,48 @@ def test_gguf_keys_that_shape_the_cache_otherwise_are_refused_by_name(write_gguf
     keys = {key: value for key, value in GEMMA.items() if key != "attention.sliding_window"}
     with pytest.raises(UnsupportedModelError) as caught:
         load_model_spec(write_gguf({**keys, **change}))
+    assert says in str(caught.value)
+
+
+SHAPE = {"block_count": 4, "context_length": 8192, "embedding_length": 64, "attention.head_count": 4}
+SSM = {"ssm.conv_kernel": 4, "ssm.inner_size": 128, "ssm.state_size": 16, "ssm.time_step_rank": 8}
+FAMILIES = {
+    "deepseek2": (
+        {**SHAPE, "attention.head_count_kv": 1, "attention.q_lora_rank": 24, "attention.kv_lora_rank": 512,
+         "rope.dimension_count": 64, "attention.key_length": 576, "attention.value_length": 512,
+         "attention.key_length_mla": 192, "attention.value_length_mla": 128}, 4 * 576 * 2, 0),
+    "qwen3next": (
+        {**SHAPE, **SSM, "attention.head_count_kv": 2, "attention.key_length": 32, "attention.value_length": 32,
+         "ssm.group_count": 4, "full_attention_interval": 4},
+        2 * 2 * 32 * 2, 3 * ((2 * 4 * 16 + 128) * 3 * 2 + 128 * 16 * 4)),
+    "mamba": ({**SHAPE, **SSM, "attention.head_count": 0}, 0, 4 * (128 * 3 * 2 + 128 * 16 * 4)),
+    "mamba2": (
+        {**SHAPE, **SSM, "attention.head_count": 0, "ssm.group_count": 2},
+        0, 4 * ((128 + 2 * 2 * 16) * 3 * 2 + 128 * 16 * 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", sorted(FAMILIES))
+def test_a_gguf_file_of_another_kind_of_cache_is_sized_and_not_run(write_gguf, architecture):
+    keys, growth, fixed = FAMILIES[architecture]
+    path = write_gguf(keys, architecture=architecture)
+    size = logical_size(load_model_spec(path, runtime=False), parse("bf16"), 8192)
+    assert (size.growth_bytes_per_token, size.fixed_bytes_per_sequence) == (growth, fixed)
+    with pytest.raises(UnsupportedModelError, match=r"runtime does not hold this cache: .*; `kvplan size` counts"):
+        load_model_spec(path)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "change", "error", "says"),
+    [
+        ("mamba2", {"ssm.inner_size": 129}, InputError, "ssm.inner_size 129 is no multiple of mamba2.ssm.time_step_"),
+        ("qwen3next", {"nextn_predict_layers": 1}, UnsupportedModelError, "multi-token prediction among the others"),
+        ("deepseek2", {"attention.indexer.top_k": 8}, UnsupportedModelError, "indexer.top_k says"),
+    ],
+)
+def test_a_family_in_a_gguf_file_is_read_whole_or_refused(write_gguf, architecture, change, error, says):
+    with pytest.raises(error) as caught:
+        load_model_spec(write_gguf({**FAMILIES[architecture][0], **change}, architecture=architecture), runtime=False)
     assert says in str(caught.value)
 
 
