@@ -10,6 +10,8 @@ from kvplan.store.attention import (
     BLOCKS,
     CHUNKS,
     COMPRESSED,
+    CROSSED,
+    DOUBLED,
     GEMMA,
     INDEXED,
     LATENT,
@@ -162,6 +164,7 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "lfm2_moe": Architecture(name="Lfm2MoeForCausalLM", tied=True, cache=CONVOLVED, defaults={"conv_L_cache": 3}),
     "llama": Architecture(name="LlamaForCausalLM", defaults=_LLAMA),
     "llama4_text": Architecture(name="Llama4ForConditionalGeneration", cache=CHUNKS, defaults=_LLAMA4),
+    "longcat_flash": Architecture(name="LongcatFlashForCausalLM", cache=DOUBLED),
     "mamba": Architecture(name="MambaForCausalLM", cache=MAMBA, tied=True, defaults=_MAMBA),
     "mamba2": Architecture(name="Mamba2ForCausalLM", cache=MAMBA2, defaults={"conv_kernel": 4, "n_groups": 8}),
     "mimo": Architecture(name="MiMoForCausalLM", window=WindowRule.AFTER, gated=True),
@@ -243,6 +246,9 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
     "vaultgemma": Architecture(name="VaultGemmaForCausalLM", tied=True, window=WindowRule.PATTERN,
                                defaults={"head_dim": 256, "num_key_value_heads": 4, "sliding_window": 4096,
                                          "sliding_window_pattern": 2}),
+    "whisper": Architecture(name="WhisperForConditionalGeneration", tied=True, cache=CROSSED,
+                            defaults={"max_source_positions": 1500}),
+    "youtu": Architecture(name="YoutuForCausalLM", cache=LATENT),
 }  # fmt: skip
 """By the config's `model_type`."""
 

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from kvplan.core.specs import LayerKind, LayerSpec, SideCache
-from kvplan.store.keys import CONTEXT, HEADS, HIDDEN, CacheRule, HeadRule, Keys, WindowRule
+from kvplan.core.specs import LayerKind, LayerSpec, SideCache, StateCache
+from kvplan.store.keys import CONTEXT, HEADS, HIDDEN, LAYERS_MAX, CacheRule, HeadRule, Keys, WindowRule
 
 _KV_HEADS: Final = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "num_attention_groups")
 _OTHER_KV_HEADS: Final = ("multi_query", "multi_query_attention", "multi_query_group_num", "kv_n_heads")
@@ -125,7 +125,7 @@ def _slides(keys: Keys, rule: WindowRule, layers: int, window: int) -> list[bool
 
 def _repeated(keys: Keys, layer: LayerSpec) -> tuple[LayerSpec, ...]:
     """Return *layer* for each layer of multi-token prediction that the config names."""
-    return (layer,) * (keys.count(*_MTP_KEYS, required=False) or 0)
+    return (layer,) * (keys.count(*_MTP_KEYS, required=False, maximum=LAYERS_MAX) or 0)
 
 
 def latent_layer(keys: Keys) -> LayerSpec:
@@ -146,6 +146,15 @@ def _latent_drafts(keys: Keys) -> tuple[LayerSpec, ...]:
 
 _LATENT_KEYS: Final = frozenset({"kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim"})
 LATENT: Final = CacheRule(layers=latent_layers, reads=_LATENT_KEYS, drafts=_latent_drafts)
+
+
+def doubled_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return the latent layers of LongCat Flash, which has two of attention in each that `num_layers` counts."""
+    doubled = keys.count("num_layers", required=False, maximum=LAYERS_MAX)
+    return (latent_layer(keys),) * (2 * doubled if doubled else keys.layer_count())
+
+
+DOUBLED: Final = CacheRule(layers=doubled_layers, reads=_LATENT_KEYS)
 
 
 def indexed_layers(keys: Keys) -> tuple[LayerSpec, ...]:
@@ -422,6 +431,24 @@ def nested_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 
 
 NESTED: Final = CacheRule(layers=nested_layers, reads=frozenset({"attn_config"}))
+
+
+def crossed_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return the decoder layers of Whisper: their own K and V, and those of the encoder's states, which never grow.
+
+    The encoder's states are `max_source_positions` for every sequence (WhisperConfig), heads as many as query heads.
+    """
+    heads, hidden = keys.size("decoder_attention_heads"), keys.size(*HIDDEN)
+    if hidden % heads:
+        raise keys.wrong(f"d_model {hidden} is no multiple of {heads} heads")
+    crossed = StateCache(
+        name="K and V of the encoder's states", elements=2 * hidden * keys.size("max_source_positions")
+    )
+    layer = LayerSpec(kind=LayerKind.FULL, kv_heads=heads, head_dim=hidden // heads, states=(crossed,))
+    return (layer,) * keys.size("decoder_layers", maximum=LAYERS_MAX)
+
+
+CROSSED: Final = CacheRule(layers=crossed_layers, reads=frozenset({"is_encoder_decoder"}))
 PLAIN: Final = CacheRule(layers=plain_layers)
 
 

@@ -9,11 +9,11 @@ from kvplan.core.specs import LayerSpec
 from kvplan.errors import InputError, UnsupportedModelError
 
 LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS: Final = ("num_attention_heads", "n_head", "n_heads")
+HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
 HIDDEN: Final = ("hidden_size", "n_embd", "d_model")
 CONTEXT: Final = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "model_max_length",
-    "context_length", "max_sequence_length",
+    "context_length", "max_sequence_length", "max_target_positions",
 )  # fmt: skip
 VOCAB: Final = ("vocab_size", "padded_vocab_size")
 LAYERS_MAX: Final = 10_000

@@ -11,7 +11,7 @@ from typing import Final
 
 from kvplan.core.specs import LayerKind, LayerSpec, StateCache
 from kvplan.store.attention import LATENT, full_layer, latent_layer
-from kvplan.store.keys import HEADS, HIDDEN, CacheRule, Keys
+from kvplan.store.keys import HEADS, HIDDEN, LAYERS_MAX, CacheRule, Keys
 
 _DTYPE_KEYS: Final = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
 _MIXED_KINDS: Final = {"full_attention": True, "attention": True, "linear_attention": False, "mamba": False}
@@ -143,7 +143,7 @@ def nemotron_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 
 
 def _nemotron_drafts(keys: Keys) -> tuple[LayerSpec, ...]:
-    layers = keys.count("num_nextn_predict_layers", required=False) or 0
+    layers = keys.count("num_nextn_predict_layers", required=False, maximum=LAYERS_MAX) or 0
     kinds: list[str] = []
     for key in ("mtp_layers_block_type", "mtp_hybrid_override_pattern"):
         kinds = kinds or keys.listed(key, _BLOCKS) or []
@@ -180,7 +180,7 @@ def delta_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 
 def _delta_drafts(keys: Keys) -> tuple[LayerSpec, ...]:
     """Return the layers for multi-token prediction, all of full attention (vLLM, models/qwen3_next_mtp.py)."""
-    layers = keys.count("mtp_num_hidden_layers", "num_nextn_predict_layers", required=False) or 0
+    layers = keys.count("mtp_num_hidden_layers", "num_nextn_predict_layers", required=False, maximum=LAYERS_MAX) or 0
     return (full_layer(keys),) * layers if layers else ()
 
 

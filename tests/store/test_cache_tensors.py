@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, WhisperForConditionalGeneration
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
 from kvplan.core.logical import layer_bytes
@@ -48,7 +48,9 @@ TINY = {
     "deepseek_v3": {**MLA, **MOE},
     "glm4_moe_lite": {**MLA, **MOE},
     "axk1": {**MLA, **MOE},
+    "longcat_flash": {**MLA, **MOE, "head_dim": 8},
     "minicpm3": MLA,
+    "youtu": {**MLA, "head_dim": 8},
     "sarvam_mla": {**MLA, **MOE},
     "deepseek_v32": {**MLA, **MOE, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8},
     "glm_moe_dsa": {**MLA, **MOE, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8,
@@ -144,4 +146,24 @@ def test_the_geometry_is_that_of_the_tensors_that_transformers_caches(model_type
 
 def test_every_family_that_transformers_has_is_compared():
     families = {name for name, row in ARCHITECTURES.items() if row.cache and name in CONFIG_MAPPING}
-    assert families - set(TINY) == {"dbrx", "lfm2_moe", "step3p7"}
+    assert families - set(TINY) == {"dbrx", "lfm2_moe", "step3p7", "whisper"}
+
+
+def test_whisper_keeps_what_its_encoder_said_beside_a_cache_of_its_own():
+    values = {
+        "vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+        "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8,
+        "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+        "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None,
+    }  # fmt: skip
+    config = CONFIG_MAPPING["whisper"](**values)
+    model = WhisperForConditionalGeneration(config).to(torch.bfloat16).eval()
+    sound = torch.zeros(1, 8, 40, dtype=torch.bfloat16)
+    with torch.no_grad():
+        cache = model(sound, decoder_input_ids=torch.zeros(1, TOKENS, dtype=int), use_cache=True).past_key_values
+    own, crossed = (sum(nbytes(layer, "keys", "values") for layer in part.layers)
+                    for part in (cache.self_attention_cache, cache.cross_attention_cache))  # fmt: skip
+    for spelling in ({**values, "model_type": "whisper", "is_encoder_decoder": True}, config.to_dict()):
+        layers = read_geometry(spelling, "config.json").layers
+        assert sum(state.nbytes for layer in layers for state in layer.states) == crossed
+        assert sum(layer_bytes(layer, parse("bf16"), TOKENS) for layer in layers) == own + crossed
