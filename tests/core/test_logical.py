@@ -1,5 +1,6 @@
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -96,3 +97,9 @@ def test_what_the_kernels_do_not_lay_out_is_refused_with_its_reason(layer: Layer
         layer.layout(BF16, 64, model().float_type)
     assert says in runtime_refusal(model(FULL, layer))
     assert runtime_refusal(model(FULL, SLIDING)) == ""
+
+
+def test_a_layer_of_an_older_profile_is_read() -> None:
+    old = b'{"kind": "sliding", "kv_heads": 2, "head_dim": 64, "window_tokens": 100}'
+    assert msgspec.json.decode(old, type=LayerSpec) == SLIDING
+    assert msgspec.json.decode(msgspec.json.encode(STATE), type=LayerSpec) == STATE
