@@ -5,6 +5,7 @@ A format stores K and V. What a layer keeps beside them, states and the keys of 
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Final
 
 from kvplan.core.formats import in_residual
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
@@ -12,8 +13,9 @@ from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan_kernels.format import METADATA_ITEM_BITS, Axis, CacheFormat, Code, TensorFormat, UnsupportedError, parse
 from kvplan_kernels.layout import ceil_div
 
-_FLOAT_BYTES = 2
-_BLOCK_TOKENS = 64
+_FLOAT_BYTES: Final = 2
+_BLOCK_TOKENS: Final = 64
+"""Of a layout that is only asked for whether there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,7 +25,8 @@ class LogicalSize:
     Attributes:
         bytes_per_sequence: Of a sequence of the context: growing caches, windows and states.
         growth_bytes_per_token: What one more token adds at this context; may be a fraction, 0 once windows are full.
-        fixed_bytes_per_sequence: What does not grow at this context: states, full windows, residual and sinks.
+        fixed_bytes_per_sequence: What does not grow at this context: states, full windows, residual and sinks. With
+            the growth of all tokens it makes bytes_per_sequence, but for an entry that its tokens have not filled yet.
     """
 
     bytes_per_sequence: float
@@ -50,7 +53,7 @@ def logical_size(model: ModelSpec, form: CacheFormat, context_tokens: int) -> Lo
     return LogicalSize(
         bytes_per_sequence=total,
         growth_bytes_per_token=growth,
-        fixed_bytes_per_sequence=total - growth * context_tokens,
+        fixed_bytes_per_sequence=max(0.0, total - growth * context_tokens),
     )
 
 
@@ -62,9 +65,7 @@ def format_refusal(layer: LayerSpec, form: CacheFormat) -> str:
     """
     scaled = any(tensor.quantized and tensor.code is Code.INTEGER for tensor in (form.key, form.value))
     if scaled and layer.value_dim == 0:
-        return (
-            "a layer caches one vector a token and no heads of V, and the format shares scales within heads of K and V"
-        )
+        return "a layer caches one vector a token, and the format shares scales within heads of K and of V"
     return ""
 
 

@@ -55,6 +55,7 @@ def test_an_entry_is_added_when_its_tokens_are_there() -> None:
     layer = replace(SLIDING, sides=(SideCache(name="entries", elements=8, tokens_per_entry=4),))
     assert [layer_bytes(layer, BF16, 200 + more) - 100 * 512 for more in (0, 3, 4)] == [800, 800, 816]
     assert layer_growth_bytes(layer, BF16, 200) == 4
+    assert logical_size(model(layer), BF16, 3).fixed_bytes_per_sequence == 0
 
 
 def test_a_layer_that_shares_or_caches_nothing_takes_nothing() -> None:
