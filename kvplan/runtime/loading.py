@@ -104,6 +104,8 @@ def _read_weights(folder: Path, dtype: torch.dtype) -> Any:
     except (SafetensorError, OSError) as error:
         raise InputError(f"weights cannot be read: {_first_line(error)}", where=str(folder)) from error
     except RuntimeError as error:
+        if "mismatch" not in str(error):
+            raise  # of memory, not of the files
         raise InputError("the weights are not of the shapes that config.json says", where=str(folder)) from error
     except (ValueError, KeyError) as error:
         raise UnsupportedModelError(f"transformers cannot build {folder}: {_first_line(error)}") from error
