@@ -12,8 +12,8 @@ from kvplan.core.records import Cell, Quality
 from kvplan.core.specs import DeviceInfo, ModelSpec
 from kvplan.core.verdicts import memory_verdict, quality_verdicts, time_verdict
 from kvplan.core.workloads import Workload
-from kvplan.errors import InputError
-from kvplan_kernels.format import CacheFormat
+from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan_kernels.format import CacheFormat, kernel_refusal
 from kvplan_kernels.layout import Order, order_of
 
 DEFAULT_PERCENT: Final = 95
@@ -37,6 +37,16 @@ class Measurements:
     def order(self) -> Order:
         """How codes lie in the caches of those implementations; one profile, or several of one kernel, have one."""
         return next((order_of(kernel) for kernel in self.kernels), Order.LANES)
+
+    def check_kernels(self, form: CacheFormat) -> None:
+        """Refuse a format that none of those implementations has a kernel for.
+
+        Raises:
+            UnsupportedFormatError: With the reason.
+        """
+        reasons = [kernel_refusal(kernel.partition("/")[0], form) for kernel in self.kernels]
+        if reasons and all(reasons):
+            raise UnsupportedFormatError(str(reasons[0]))
 
     def timings(self, form: CacheFormat, block_tokens: int, confidence: float) -> Timings:
         """Return the cells of one setting; those with rotated buffers and most threads where there are several."""

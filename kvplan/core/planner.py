@@ -71,6 +71,7 @@ def _options(
     refused: list[tuple[str, str]] = []
     for form, block_tokens in _settings(workload, model):
         try:
+            known.check_kernels(form)
             options.append(assess(form, block_tokens, workload, model, known))
         except UnsupportedFormatError as error:
             refused.append((f"{form} block {block_tokens}", error.message))

@@ -34,11 +34,11 @@ class Loop:
     @property
     def tensor_core(self) -> int:
         """Matrix instructions."""
-        return sum("MMA" in instruction.split()[0] for instruction in self.body)
+        return sum(_multiplies_matrices(instruction.split()[0]) for instruction in self.body)
 
     def matrix_flops(self) -> float | None:
         """Return the multiplications and additions of the matrix instructions of one warp; None where unknown."""
-        found = [_matrix_flops(name) for text in self.body if "MMA" in (name := text.split()[0])]
+        found = [_matrix_flops(name) for text in self.body if _multiplies_matrices(name := text.split()[0])]
         return sum(flops for flops in found if flops is not None) if None not in found else None
 
     @property
@@ -60,6 +60,11 @@ class Loop:
         loads = [text.split()[0] for text in self.body if text.split()[0].split(".")[0] in _GLOBAL_LOADS]
         widths = [int(found[-1]) // 8 if (found := _WIDTH.findall(name)) else _WORD_BYTES for name in loads]
         return max(widths, default=0)
+
+
+def _multiplies_matrices(name: str) -> bool:
+    """Return whether an instruction is one of tensor cores; HFMA2.MMA is none, for all its name."""
+    return name.split(".")[0].endswith("MMA")
 
 
 def _matrix_flops(name: str) -> float | None:

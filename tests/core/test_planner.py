@@ -167,6 +167,21 @@ def test_settings_that_no_kernel_takes_are_listed_with_the_reason(make: Any) -> 
     assert "use block size 64" in made.refused[0][1]
 
 
+def test_a_format_that_the_measured_kernel_does_not_take_is_refused_and_without_a_profile_it_is_not(
+    make: Any,
+) -> None:
+    search = Search(formats=("bf16", "fp8_e4m3", "int4"), block_tokens=(64,))
+    profile = make.profile(make.workload(search=Search(formats=("bf16", "int4"), block_tokens=(64,))))
+    cells = tuple(replace(cell, key=replace(cell.key, kernel="cpu/avx2")) for cell in profile.cells)
+
+    measured = plan(make, profile=replace(profile, cells=cells), search=search)
+    unmeasured = make_plan(make.workload(search=search, memory_bytes=1 << 30), make.model(), Measurements())
+
+    assert measured.refused[0][0] == "fp8_e4m3 block 64"
+    assert "has no CPU kernel" in measured.refused[0][1]
+    assert "fp8_e4m3" in [option.format for option in unmeasured.options]
+
+
 def test_a_search_without_a_possible_setting_is_an_error(make: Any) -> None:
     model = make.model()
     odd = replace(model, layers=tuple(replace(layer, head_dim=512) for layer in model.layers))
