@@ -214,6 +214,19 @@ def test_poison_is_counted_and_stored_alike(name: str, number: float) -> None:
     assert torch.equal(found.pages, expected.pages)
 
 
+@pytest.mark.parametrize("name", ["int8", "kivi-k4v2-g32-r16"])
+def test_a_minimum_of_minus_zero_is_stored_as_plus_zero(name: str) -> None:
+    layout = KVLayout(format=parse(name), kv_heads=1, head_dim=64, block_tokens=32, order=Order.ROWS)
+    key = torch.full((64, 1, 64), -0.0, dtype=torch.bfloat16)
+    key[::2, :, ::2] = 1.0
+    table = torch.arange(layout.blocks(64), dtype=torch.int32)[None]
+    one = torch.ones(1, dtype=torch.int32)
+    batch = Batch(block_tables=table, slots=0 * one, lengths=0 * one)
+    expected, found = (LayerCache.allocate(layout, blocks=layout.blocks(64), slots=1) for _ in range(2))
+    assert append(expected, batch, key, key, 64 * one) == appended_to(found, batch, key, key, 64 * one) == 0
+    assert torch.equal(found.pages, expected.pages)
+
+
 @pytest.mark.skipif(ON_GPU, reason="the device decides about the splits there")
 def test_what_is_inspected_is_what_a_call_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[targets.Launch] = []
