@@ -70,12 +70,10 @@ _ALL: Final = (
     FigureSpec("read_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "the machine's, same threads, same process"),
     FigureSpec("achieved_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "read_bytes_per_step over decode_fused_s"),
     FigureSpec("process_peak_bytes", "bytes", FigureKind.INFO, "peak resident memory of the measuring process"),
-    FigureSpec(
-        "copy_bandwidth_bytes_per_s", "bytes/s", FigureKind.INFO, "the same of a copy, reads and writes counted"
-    ),
     FigureSpec("model_resident_bytes", "bytes", FigureKind.INFO, "memory that loading the model added on the device"),
 )
 _OF_GPU: Final = {
+    "copy_bandwidth_bytes_per_s": "read_bandwidth_bytes_per_s of a copy, reads and writes counted",
     "tpot_launched_s": "tpot_s as Python launches it, kernel by kernel; tpot_s is recorded in a CUDA graph there",
     "allocator_peak_bytes": "most bytes of tensors at once, by torch's allocator",
     "allocator_reserved_bytes": "what torch's allocator took of the device",
@@ -85,12 +83,18 @@ _OF_GPU: Final = {
         "held but not reserved: context, code, workspaces; other processes too where own_device_bytes is absent"
     ),
 }
+
+
+def _unit(name: str) -> str:
+    return "bytes/s" if name.endswith("_bytes_per_s") else "s" if name.endswith("_s") else "bytes"
+
+
 FIGURES: Final = {
     spec.name: spec
     for spec in (
         *_ALL,
         *(
-            FigureSpec(name, "s" if name.endswith("_s") else "bytes", FigureKind.INFO, f"GPU: {what}", of_gpu=True)
+            FigureSpec(name, _unit(name), FigureKind.INFO, f"GPU: {what}", of_gpu=True)
             for name, what in _OF_GPU.items()
         ),
     )

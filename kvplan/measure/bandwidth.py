@@ -42,12 +42,13 @@ def copy_pass(device: Device, buffer_bytes: int) -> tuple[Call, int]:
 def bandwidths(
     device: Device, *, threads: int, buffer_bytes: int, samples: int = SAMPLES
 ) -> dict[str, tuple[float, ...]]:
-    """Return bytes per second of reading and of copying, one figure a sample, both over *buffer_bytes*."""
-    read, read_bytes = read_pass(device, threads, buffer_bytes)
-    copy, copied_bytes = copy_pass(device, buffer_bytes)
-    times = sample_interleaved(device, {READ: read, COPY: copy}, Sampling(samples=samples, warmups=1))
-    sizes = {READ: read_bytes, COPY: copied_bytes}
-    return {name: tuple(sizes[name] / seconds for seconds in found) for name, found in times.items()}
+    """Return bytes per second of reading, and on a GPU of copying, one figure a sample, both over *buffer_bytes*."""
+    passes = {READ: read_pass(device, threads, buffer_bytes)}
+    if device.info.kind is DeviceKind.CUDA:
+        passes[COPY] = copy_pass(device, buffer_bytes)
+    calls = {name: call for name, (call, _) in passes.items()}
+    times = sample_interleaved(device, calls, Sampling(samples=samples, warmups=1))
+    return {name: tuple(passes[name][1] / seconds for seconds in found) for name, found in times.items()}
 
 
 def _buffer(device: Device, buffer_bytes: int) -> torch.Tensor:

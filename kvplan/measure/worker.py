@@ -121,7 +121,7 @@ def _prepare(job: Job, report: Report) -> Bench:
     ops = load_ops(job.kernel, job.threads, device.torch_name)
     bandwidth: tuple[float, ...] = ()
     if job.kernel is Kernel.REFERENCE:
-        missing |= dict.fromkeys(_BANDWIDTHS.values(), "the probe is part of the fused kernels")
+        missing[_BANDWIDTHS[READ]] = "the probe is part of the fused kernels"
     else:
         base |= {_BANDWIDTHS[name]: found for name, found in _bandwidths(device, job.threads).items()}
         bandwidth = base[_BANDWIDTHS[READ]]

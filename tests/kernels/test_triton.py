@@ -36,7 +36,7 @@ COST_MAX = 30_000
 RECEIVED_COST_MAX = 5_000
 READ_BACK_MAX = 300
 """KV heads times tokens of what is read back in the interpreter."""
-STEP = 24
+STEP = 36
 TOKENS_MAX, SEQUENCES_MAX = 120, 3
 CLASSES = (
     *(Case(format=name, lengths=(300, 41), head_dim=128) for name in ("bf16", "int8", "int4", "int2", "k8v4", "k2v8")),

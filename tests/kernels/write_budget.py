@@ -26,9 +26,7 @@ _BOTH: Final = ("-f", "int4", "-f", "kivi-k4v4-g64")
 
 QUICK: Final[tuple[tuple[str, ...], ...]] = (
     ("--arch", "sm_90", *_COMMON),
-    ("--arch", "sm_90", "-f", "int4", "--queries", "8"),
     ("--arch", "sm_90", "-f", "int4", "--op", "append"),
-    ("--arch", "sm_90", "-f", "int4", "--op", "dequantize"),
     ("--arch", "gfx942", "-f", "int4"),
 )
 """Arguments of the command whose kernels `make test` compiles."""

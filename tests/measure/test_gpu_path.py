@@ -17,7 +17,6 @@ from kvplan.core.workloads import Bucket
 from kvplan.errors import MissingPartError
 from kvplan.measure.beds import DenseBed, Group, PagedBed
 from kvplan.measure.device import FakeDevice
-from kvplan.measure.gate import check_decode
 from kvplan.measure.jobs import Effort
 from kvplan.measure.kernel_figures import KernelBench
 from kvplan.runtime.ops import Kernel, load_ops, require_compiled
@@ -65,10 +64,6 @@ def test_what_a_bed_offers_runs_where_its_cache_is() -> None:
     bed.decode_unfused(query(3), OPTIONS)
     bed.append_call(key, key, back=1)()
     DenseBed(layout("bf16"), GROUPS, copies=1, device="cpu").decode_folded(query(3), OPTIONS)
-
-
-def test_kernels_are_gated_by_the_definition_too() -> None:
-    check_decode(load_ops("triton"), layout("int4"), 4)
 
 
 @pytest.mark.usefixtures("nowhere_by_default")

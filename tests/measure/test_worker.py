@@ -92,7 +92,7 @@ def test_a_repeat_of_the_demo_model_has_every_figure_or_the_reason(
     for key, message in found.items():
         assert message.status is CellStatus.OK
         told = set(message.figures) | set(message.missing) | set(exact_figures(key, spec))
-        of_all = {"model_resident_bytes", "read_bandwidth_bytes_per_s", "copy_bandwidth_bytes_per_s"}
+        of_all = {"model_resident_bytes", "read_bandwidth_bytes_per_s"}
         assert told | of_all == {name for name, figure in FIGURES.items() if not figure.of_gpu}
         assert not set(message.figures) & set(message.missing)
         assert set(message.figures) >= OF_EVERY_CELL

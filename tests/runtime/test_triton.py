@@ -27,7 +27,6 @@ def logits(loaded: LoadedModel, name: str, kernel: str, mode: Prefill) -> torch.
 @pytest.mark.parametrize(
     ("family", "name", "mode"),
     [
-        ("Llama", "int8", Prefill.THROUGH_CACHE),
         ("Gemma2", "kivi-k4v4-g32-r16", Prefill.EXACT),
         ("GptOss", "int8-r8-s3", Prefill.THROUGH_CACHE),
     ],
