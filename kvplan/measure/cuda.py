@@ -78,7 +78,7 @@ class CudaDevice:
             last_level_cache_bytes=properties.L2_cache_size,
             kernel_variant=kernel_variant or f"sm_{capability[0]}{capability[1]}",
         )
-        self._pool: Any = None
+        self._keeper: Any = None
 
     @property
     def info(self) -> DeviceInfo:
@@ -119,10 +119,9 @@ class CudaDevice:
         """
         cuda = self._torch.cuda
         with cuda.device(self._name):
-            self._pool = self._pool or cuda.graph_pool_handle()
             graph = cuda.CUDAGraph()
             try:
-                with cuda.graph(graph, pool=self._pool):
+                with cuda.graph(graph, pool=self._shared_pool()):
                     for _ in range(times):
                         call()
             except RuntimeError as error:
@@ -130,6 +129,19 @@ class CudaDevice:
                     raise  # an error of what ran before, or of memory
                 raise NotRecordedError(f"a CUDA graph cannot hold the call: {told(error)}") from error
         return graph.replay  # type: ignore[no-any-return]
+
+    def _shared_pool(self) -> Any:
+        """Return the memory that all graphs of a cell take their temporaries from, one after another.
+
+        A graph is kept for it: torch refuses a pool whose graphs are all gone (CUDACachingAllocator counts its users).
+        """
+        cuda = self._torch.cuda
+        if self._keeper is None:
+            keeper = cuda.CUDAGraph()
+            with cuda.graph(keeper):
+                self._torch.zeros(1, device=self._name)
+            self._keeper = keeper
+        return self._keeper.pool()
 
     def available_bytes(self) -> int:
         """Return what the device has free, and what torch holds of it without using it."""
@@ -167,7 +179,7 @@ class CudaDevice:
 
     def start_cell(self) -> None:
         """Give back what earlier cells left, and count the peak anew."""
-        self._pool = None
+        self._keeper = None
         gc.collect()
         self._torch.cuda.empty_cache()
         self._torch.cuda.reset_peak_memory_stats(self._name)

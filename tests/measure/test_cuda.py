@@ -37,6 +37,7 @@ class FakeCuda:
     devices: int = 1
     recording: list[float] | None = None
     graphs: int = 0
+    keepers: int = 0
     launches: int = 0
     current: str = ""
     pools: set[object] = field(default_factory=set)
@@ -75,7 +76,8 @@ class FakeCuda:
         return event
 
     def CUDAGraph(self) -> Any:  # noqa: N802 - torch's name
-        graph = SimpleNamespace(seconds=[])
+        graph = SimpleNamespace(seconds=[], handle=None)
+        graph.pool = lambda: graph.handle
 
         def replay() -> None:
             self.clock_s += sum(graph.seconds)
@@ -84,15 +86,16 @@ class FakeCuda:
         return graph
 
     @contextmanager
-    def graph(self, graph: Any, pool: object) -> Iterator[None]:
-        self.pools.add(pool)
-        self.graphs += 1
+    def graph(self, graph: Any, pool: object = None) -> Iterator[None]:
+        graph.handle = pool or object()
+        if pool is None:
+            self.keepers += 1
+        else:
+            self.pools.add(pool)
+            self.graphs += 1
         self.recording = graph.seconds
         yield
         self.recording = None
-
-    def graph_pool_handle(self) -> object:
-        return object()
 
     def memory_reserved(self, name: str) -> int:
         return 4 * 10**9
@@ -118,6 +121,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakeCuda:
     found = FakeCuda()
     monkeypatch.setattr(torch, "cuda", found)
     monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: found.run(0.0))
     return found
 
 
@@ -183,8 +187,19 @@ def test_a_sample_replays_one_graph_of_whole_rotations(fake: FakeCuda) -> None:
     assert found["a"] == pytest.approx((1e-4,) * 6)
     assert found["b"] == pytest.approx((1e-2,) * 6)
     assert fake.graphs == 2
-    assert fake.launches == 1 + 6 + 1 + 4  # a warm-up each; 5 calls of a fill a sample and two rotations cover them
-    assert len(fake.pools) == 1
+    assert (
+        fake.launches == 1 + 1 + 6 + 1 + 4
+    )  # the keeper; a warm-up each; 5 calls fill a sample, 2 rotations cover them
+    assert len(fake.pools) == fake.keepers == 1
+
+
+def test_a_cell_begins_with_a_pool_of_its_own(fake: FakeCuda) -> None:
+    device = CudaDevice()
+    for _ in range(2):
+        device.start_cell()
+        device.repeated(lambda: fake.run(1e-4), 1)
+
+    assert len(fake.pools) == fake.keepers == 2
 
 
 def test_what_cannot_be_recorded_is_told_in_one_line(fake: FakeCuda) -> None:
