@@ -58,7 +58,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return ExitStatus.DONE
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else ExitStatus.DONE
-    except BaseException:
-        traceback.print_exc()
-        return ExitStatus.BUG
+    except Exception as error:
+        return _tell(error)
     return ExitStatus.DONE
+
+
+def _tell(error: Exception) -> ExitStatus:
+    """Tell a user in one line that memory or a GPU does not suffice; of everything else show where it happened."""
+    from kvplan.measure.faults import user_error
+
+    known = user_error(error)
+    if known is None:
+        traceback.print_exception(error)
+        return ExitStatus.BUG
+    sys.stderr.write(f"error: {known}\n")
+    return known.status

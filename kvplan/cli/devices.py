@@ -17,12 +17,13 @@ def register(app: typer.Typer) -> None:
 
 def devices_command(as_json: bool = typer.Option(False, "--json", help="Print JSON.")) -> None:
     """List the devices of this machine that kvplan measures on."""
-    from kvplan.measure.devices import KINDS, all_devices
+    from kvplan.measure.devices import all_devices
     from kvplan.measure.nvml import open_nvml
     from kvplan.units import format_bytes
 
-    found = list(all_devices())
-    absent = {kind: reason for kind, row in KINDS.items() if (reason := row.missing())}
+    listed = list(all_devices())
+    found = [(name, device) for name, device in listed if not isinstance(device, str)]
+    absent = {name: reason for name, reason in listed if isinstance(reason, str)}
     with open_nvml() as nvml:
         gpus, gpus_reason = nvml.gpus(), nvml.reason
     if as_json:

@@ -66,6 +66,7 @@ def bench_decode_command(
     held = hold(bench, machine.info, block_tokens=block_size) if on_gpu else None
     moved = None
     if traffic:
+        machine.start_cell()  # what torch holds of the GPU is in the way of the process that is counted
         moved = {
             name: measure_traffic(
                 TrafficCase(case=case, format=name, block_tokens=block_size, kernel=kernel, device=machine.torch_name)

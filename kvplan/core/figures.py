@@ -75,10 +75,10 @@ _ALL: Final = (
 _OF_GPU: Final = {
     "copy_bandwidth_bytes_per_s": "read_bandwidth_bytes_per_s of a copy, reads and writes counted",
     "tpot_launched_s": "tpot_s as Python launches it, kernel by kernel; tpot_s is recorded in a CUDA graph there",
-    "allocator_peak_bytes": "most bytes of tensors at once, by torch's allocator",
-    "allocator_reserved_bytes": "what torch's allocator took of the device",
-    "own_device_bytes": "what the process holds of the device, by NVML",
-    "device_used_bytes": "what all processes hold of the device, by NVML",
+    "allocator_peak_bytes": "most bytes of tensors at once in the cell's group, by torch's allocator",
+    "allocator_reserved_bytes": "what torch's allocator took of the device for the cell's group",
+    "own_device_bytes": "what the measuring process holds of the device after the cell's group, by NVML",
+    "device_used_bytes": "what all processes hold of the device then, by NVML",
     "outside_allocator_bytes": (
         "held but not reserved: context, code, workspaces; other processes too where own_device_bytes is absent"
     ),

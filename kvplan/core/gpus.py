@@ -35,6 +35,7 @@ class Gpu:
     """One GPU that stands for its architecture.
 
     Attributes:
+        driver_name: What its driver calls it: parts of one name differ in memory and multiprocessors.
         arch: Compute capability, as sm_90.
         clock_hz: Boost clock.
         bandwidth_bytes_per_s: Of its memory.
@@ -44,6 +45,7 @@ class Gpu:
     """
 
     name: str
+    driver_name: str
     arch: str
     multiprocessors: int
     clock_hz: float
@@ -70,31 +72,38 @@ class Gpu:
 _KIB: Final = 1024
 ALL: Final = (
     Gpu(
-        name="A100 SXM 80 GB", arch="sm_80", multiprocessors=108, clock_hz=1.41e9, bandwidth_bytes_per_s=2.039e12,
+        name="A100 SXM 80 GB", driver_name="NVIDIA A100-SXM4-80GB",
+        arch="sm_80", multiprocessors=108, clock_hz=1.41e9, bandwidth_bytes_per_s=2.039e12,
         dense_flops=312e12, shared_bytes=164 * _KIB, warps=64,
     ),
     Gpu(
-        name="L40S", arch="sm_89", multiprocessors=142, clock_hz=2.52e9, bandwidth_bytes_per_s=0.864e12,
+        name="L40S", driver_name="NVIDIA L40S",
+        arch="sm_89", multiprocessors=142, clock_hz=2.52e9, bandwidth_bytes_per_s=0.864e12,
         dense_flops=362e12, shared_bytes=100 * _KIB, warps=48,
     ),
     Gpu(
-        name="RTX 4090", arch="sm_89", multiprocessors=128, clock_hz=2.52e9, bandwidth_bytes_per_s=1.008e12,
+        name="RTX 4090", driver_name="NVIDIA GeForce RTX 4090",
+        arch="sm_89", multiprocessors=128, clock_hz=2.52e9, bandwidth_bytes_per_s=1.008e12,
         dense_flops=165.2e12, shared_bytes=100 * _KIB, warps=48,
     ),
     Gpu(
-        name="H200 SXM", arch="sm_90", multiprocessors=132, clock_hz=1.98e9, bandwidth_bytes_per_s=4.8e12,
+        name="H200 SXM", driver_name="NVIDIA H200",
+        arch="sm_90", multiprocessors=132, clock_hz=1.98e9, bandwidth_bytes_per_s=4.8e12,
         dense_flops=989.4e12, shared_bytes=228 * _KIB, warps=64,
     ),
     Gpu(
-        name="H100 SXM", arch="sm_90", multiprocessors=132, clock_hz=1.98e9, bandwidth_bytes_per_s=3.35e12,
+        name="H100 SXM", driver_name="NVIDIA H100 80GB HBM3",
+        arch="sm_90", multiprocessors=132, clock_hz=1.98e9, bandwidth_bytes_per_s=3.35e12,
         dense_flops=989.4e12, shared_bytes=228 * _KIB, warps=64,
     ),
     Gpu(
-        name="B200", arch="sm_100", multiprocessors=148, clock_hz=1.98e9, bandwidth_bytes_per_s=7.7e12,
+        name="B200", driver_name="NVIDIA B200",
+        arch="sm_100", multiprocessors=148, clock_hz=1.98e9, bandwidth_bytes_per_s=7.7e12,
         dense_flops=2250e12, shared_bytes=228 * _KIB, warps=64,
     ),
     Gpu(
-        name="RTX 5090", arch="sm_120", multiprocessors=170, clock_hz=2.407e9, bandwidth_bytes_per_s=1.792e12,
+        name="RTX 5090", driver_name="NVIDIA GeForce RTX 5090",
+        arch="sm_120", multiprocessors=170, clock_hz=2.407e9, bandwidth_bytes_per_s=1.792e12,
         dense_flops=209.5e12, shared_bytes=100 * _KIB, warps=48,
     ),
 )  # fmt: skip

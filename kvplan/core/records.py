@@ -96,9 +96,9 @@ class Conditions:
         load_average: Runnable processes over the last minute, at the end.
         steal_share: Part of the cores' time that the hypervisor gave to others.
         foreign_cpu_share: Part of the cores' time that other processes took.
-        clock_hz: Core clock at the start and the end; empty where the system does not tell.
-        throttle: Why the clocks were held down, at the start or the end, in NVML's words; of a GPU.
-        power_w: Power at the start and the end; empty where nothing tells.
+        clock_hz: Core clock at the start and the end, of a GPU between them too; empty where the system does not tell.
+        throttle: Why the clocks were held down at any of these moments, in NVML's words; of a GPU.
+        power_w: Power at the same moments; empty where nothing tells.
     """
 
     load_average: float

@@ -107,16 +107,17 @@ def bench_decode(
     wanted = COLD_FACTOR * device.info.last_level_cache_bytes
     allowed = int(device.available_bytes() * _MEMORY_SHARE)
     read, read_size = read_pass(device, case.threads, min(max(wanted, READ_BYTES_MIN), allowed // 3))
-    timed, rotated = _timed(device, ops, case, layouts, wanted, allowed - read_size)
-    watch = Watch.start(device)
+    timed, not_compared, rotated = _timed(device, ops, case, layouts, wanted, allowed - read_size)
     calls = {_READ: read, **{name: one.call for name, one in timed.items()}}
     rotations = {name: one.rotation for name, one in timed.items()}
-    times = sample_interleaved(device, calls, Sampling(samples=samples), rotations)
+    with Watch(device) as watch:
+        times = sample_interleaved(device, calls, Sampling(samples=samples), rotations)
+        conditions = watch.conditions()
     bandwidth = read_size / median(times.pop(_READ))
     cells = tuple(_cell(case, name, timed[name].read_bytes, found) for name, found in times.items())
     return DecodeBench(
         read_bandwidth_bytes_per_s=bandwidth, cells=cells, kernel=ops.name, cold_bytes=rotated,
-        cold_bytes_wanted=wanted, conditions=watch.conditions(), not_compared=rivals_on(device.info.kind)[1],
+        cold_bytes_wanted=wanted, conditions=conditions, not_compared=not_compared,
     )  # fmt: skip
 
 
@@ -146,13 +147,13 @@ class _Timed:
 
 def _timed(
     device: Device, ops: Ops, case: DecodeCase, layouts: dict[str, KVLayout], wanted: int, allowed: int
-) -> tuple[dict[str, _Timed], int]:
-    """Return what to time, and the bytes that one rotation covers."""
+) -> tuple[dict[str, _Timed], dict[str, str], int]:
+    """Return what to time, why others are not, and the bytes that one rotation covers."""
     groups = (Group(sequences=case.batch, tokens=case.tokens),)
     dense = KVLayout(format=parse("bf16"), kv_heads=case.kv_heads, head_dim=case.head_dim, block_tokens=16)
     read = {name: round(case.batch * layout.logical_bytes(case.tokens)) for name, layout in layouts.items()}
     dense_bytes = round(case.batch * dense.logical_bytes(case.tokens))
-    rivals, _ = rivals_on(device.info.kind)
+    rivals, missing = rivals_on(device.info.kind)
     sizes = [*read.values(), *(dense_bytes for _ in rivals)]
     copies, rotated = fitting_copies(sizes, reads_between(device, [1] * len(sizes)), wanted, allowed)
     generator = torch.Generator().manual_seed(0)
@@ -164,9 +165,10 @@ def _timed(
         timed[f"{OWN} {name}"] = _Timed(call, read[name], number)
     number = sum(copies[len(layouts) :]) // (1 + sum(rival.copies_cache for rival in rivals))
     bed = DenseBed(dense, groups, copies=number, device=ops.device)
-    for name, rival_call in build_rivals(rivals, bed, query[:, 0], options).items():
+    rival_calls, failed = build_rivals(rivals, bed, query[:, 0], options)
+    for name, rival_call in rival_calls.items():
         timed[f"{name} bf16"] = _Timed(rival_call, dense_bytes, number)
-    return timed, rotated
+    return timed, missing | failed, rotated
 
 
 def _bind(bed: PagedBed, query: torch.Tensor, options: AttentionOptions) -> Call:

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvplan.errors import KvplanError, MissingPartError
 from kvplan.measure.device import Device
-from kvplan.measure.devices import KINDS, open_device
+from kvplan.measure.devices import all_devices, open_device
 from kvplan.measure.environment import Watch, disturbance
 from kvplan.units import format_bytes
 
@@ -84,15 +84,14 @@ def _kernels() -> Check:
 
 
 def _gpus() -> list[Check]:
-    """Look for a GPU to measure on; none is needed."""
-    row = KINDS["cuda"]
-    if reason := row.missing():
-        return [Check(name="GPU", found=f"not measured on: {reason}", good=False, needed=False)]
-    return [_gpu(number) for number in range(row.count())]
-
-
-def _gpu(number: int) -> Check:
-    return _tried(f"cuda:{number}", lambda: KINDS["cuda"].open(number, "").info.name)
+    """Look for GPUs to measure on; none is needed."""
+    return [
+        Check(name="GPU" if name == "cuda" else name, found=f"not measured on: {device}", good=False, needed=False)
+        if isinstance(device, str)
+        else Check(name=name, found=device.info.name, good=True)
+        for name, device in all_devices()
+        if name.startswith("cuda")
+    ]
 
 
 def _tried(name: str, look: Callable[[], str]) -> Check:
@@ -125,7 +124,7 @@ def _demo() -> Check:
 
 
 def _quiet(device: Device, seconds: float) -> Check:
-    watch = Watch.start(device)
+    watch = Watch(device)
     time.sleep(seconds)
     conditions = watch.conditions()
     found = disturbance(conditions) or f"other processes take {conditions.foreign_cpu_share:.0%} of the cores"

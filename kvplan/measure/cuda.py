@@ -9,12 +9,14 @@ from typing import Any, Final
 
 from kvplan.core.specs import DeviceInfo, DeviceKind
 from kvplan.errors import NotRecordedError, UnsupportedFormatError
-from kvplan.measure.device import CpuDevice, MemoryFigures, Usage
+from kvplan.measure.device import CpuDevice, MemoryFigures, Readings, Usage
 from kvplan.measure.faults import told
 from kvplan.measure.nvml import GpuState, open_nvml
 
 CAPABILITY_MIN: Final = (8, 0)
 """bf16 matrix products, on which every kernel here rests, begin with compute capability 8.0."""
+CLEARED_CACHES: Final = 4
+"""L2 caches that are cleared ahead of what is timed: some 50 us of work, several times what a launch takes."""
 _CAPTURE: Final = "captur"
 """Part of what CUDA and torch say of whatever a graph cannot record."""
 _NVML_FIGURES: Final = {
@@ -71,7 +73,7 @@ class CudaDevice:
             )
         self._info = DeviceInfo(
             name=properties.name,
-            uuid=full_uuid(str(properties.uuid)),
+            uuid=_nvml_uuid(str(properties.uuid)),
             kind=DeviceKind.CUDA,
             cores=properties.multi_processor_count,
             memory_bytes=properties.total_memory,
@@ -79,6 +81,7 @@ class CudaDevice:
             kernel_variant=kernel_variant or f"sm_{capability[0]}{capability[1]}",
         )
         self._keeper: Any = None
+        self._cleared: Any = None
 
     @property
     def info(self) -> DeviceInfo:
@@ -100,11 +103,16 @@ class CudaDevice:
         return time.perf_counter()
 
     def time(self, call: Callable[[], object]) -> float:
-        """Return the seconds between two events of the device's own clock, around all that *call* starts."""
+        """Return the seconds between two events of the device's own clock, around all that *call* starts.
+
+        The device is given other work first: while it clears a buffer of four L2 caches, which leaves nothing of the
+        call's bytes in them, the host launches what is timed.
+        """
         cuda = self._torch.cuda
         with cuda.device(self._name):
             start, end = (cuda.Event(enable_timing=True) for _ in range(2))
             cuda.synchronize()
+            self._clear_cache()
             start.record()
             call()
             end.record()
@@ -114,21 +122,33 @@ class CudaDevice:
     def repeated(self, call: Callable[[], object], times: int) -> Callable[[], object]:
         """Return the replay of a CUDA graph, as engines launch a decode step: nothing waits for the host.
 
+        It is replayed once here, since the first launch of a graph uploads it. Where recording fails, the stream that
+        was current is again, which torch leaves to whoever catches the error.
+
         Raises:
             NotRecordedError: The call reads something back from the device, or does else what no graph holds.
         """
         cuda = self._torch.cuda
         with cuda.device(self._name):
-            graph = cuda.CUDAGraph()
+            graph, stream = cuda.CUDAGraph(), cuda.current_stream()
             try:
                 with cuda.graph(graph, pool=self._shared_pool()):
                     for _ in range(times):
                         call()
             except RuntimeError as error:
+                cuda.set_stream(stream)
+                self._keeper = None  # what an abandoned recording holds of the pool is never given back
                 if _CAPTURE not in str(error).lower():
                     raise  # an error of what ran before, or of memory
                 raise NotRecordedError(f"a CUDA graph cannot hold the call: {told(error)}") from error
+            graph.replay()
         return graph.replay  # type: ignore[no-any-return]
+
+    def _clear_cache(self) -> None:
+        if self._cleared is None:
+            size = CLEARED_CACHES * self._info.last_level_cache_bytes
+            self._cleared = self._torch.empty(size, dtype=self._torch.uint8, device=self._name)
+        self._cleared.zero_()
 
     def _shared_pool(self) -> Any:
         """Return the memory that all graphs of a cell take their temporaries from, one after another.
@@ -192,28 +212,28 @@ class CudaDevice:
         """Return the host's."""
         return self._host.load_average()
 
-    def clock_hz(self) -> float | None:
-        """Return the clock of the multiprocessors."""
-        return self._state().readings["sm_clock_hz"].number
+    @property
+    def poll_s(self) -> float | None:
+        """Heat and the power supply hold clocks down only under load."""
+        return 0.5
 
-    def throttle(self) -> tuple[str, ...]:
-        """Return why the clocks are below their highest."""
-        found = self._state().readings["throttle"].value
-        return found if isinstance(found, tuple) else ()
-
-    def power_w(self) -> float | None:
-        """Return the power of the whole GPU."""
-        return self._state().readings["power_w"].number
+    def readings(self) -> Readings:
+        """Return what NVML tells of the multiprocessors' clock, what holds it down, and the power of the whole GPU."""
+        found = self._state().readings
+        throttle = found["throttle"].value
+        return Readings(
+            clock_hz=found["sm_clock_hz"].number,
+            throttle=throttle if isinstance(throttle, tuple) else (),
+            power_w=found["power_w"].number,
+        )
 
     def _state(self) -> GpuState:
         with open_nvml() as nvml:
             return nvml.find(self._info.uuid)
 
 
-def full_uuid(uuid: str) -> str:
-    """Return *uuid* as NVML has it; CUDA leaves out the prefix that says whether it is a whole GPU.
-
-    >>> full_uuid("8f6d8c9e-0c11-4f4b-9d2e-3b0a6f1d2c55")
-    'GPU-8f6d8c9e-0c11-4f4b-9d2e-3b0a6f1d2c55'
-    """
-    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+def _nvml_uuid(uuid: str) -> str:
+    """Return *uuid* as NVML has it, a whole GPU's or a MIG device's; CUDA leaves out the prefix that says which."""
+    with open_nvml() as nvml:
+        found = nvml.find(uuid).uuid
+    return found if found.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"

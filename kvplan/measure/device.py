@@ -91,17 +91,29 @@ class Device(Protocol):
         """Return the runnable processes over the last minute."""
         ...
 
-    def clock_hz(self) -> float | None:
-        """Return the core clock now; None where the system does not tell."""
+    @property
+    def poll_s(self) -> float | None:
+        """How often its readings are worth taking while it works; None where its ends tell enough."""
         ...
 
-    def throttle(self) -> tuple[str, ...]:
-        """Return why the clocks are held down now; empty where they are not, or nothing tells."""
+    def readings(self) -> "Readings":
+        """Return what it tells of its clocks now."""
         ...
 
-    def power_w(self) -> float | None:
-        """Return the power that the device takes now; None where nothing tells."""
-        ...
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Readings:
+    """What a device tells of its clocks at one moment.
+
+    Attributes:
+        clock_hz: Of the cores; None where nothing tells.
+        throttle: Why the clocks are held down; empty where they are not, or nothing tells.
+        power_w: None where nothing tells.
+    """
+
+    clock_hz: float | None = None
+    throttle: tuple[str, ...] = ()
+    power_w: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,18 +204,15 @@ class CpuDevice:
         """Return the one-minute load average."""
         return os.getloadavg()[0]
 
-    def clock_hz(self) -> float | None:
-        """Return the mean over cores of what /proc/cpuinfo says."""
-        clocks = [float(value) * 1e6 for value in _cpuinfo().get("cpu MHz", [])]
-        return sum(clocks) / len(clocks) if clocks else None
-
-    def throttle(self) -> tuple[str, ...]:
-        """Return nothing: Linux does not tell it of processors in general."""
-        return ()
-
-    def power_w(self) -> float | None:
-        """Return nothing: reading it takes rights that users have not."""
+    @property
+    def poll_s(self) -> float | None:
+        """Polling would take time of the cores that are measured."""
         return None
+
+    def readings(self) -> Readings:
+        """Return the mean clock over cores that /proc/cpuinfo has; Linux does not tell the rest of processors."""
+        clocks = [float(value) * 1e6 for value in _cpuinfo().get("cpu MHz", [])]
+        return Readings(clock_hz=sum(clocks) / len(clocks) if clocks else None)
 
 
 @dataclass
@@ -285,17 +294,14 @@ class FakeDevice:
         """Return 0."""
         return 0.0
 
-    def clock_hz(self) -> float | None:
-        """Return `hz`."""
-        return self.hz
-
-    def throttle(self) -> tuple[str, ...]:
-        """Return `throttled`."""
-        return self.throttled
-
-    def power_w(self) -> float | None:
-        """Return nothing."""
+    @property
+    def poll_s(self) -> float | None:
+        """Nothing happens between two readings."""
         return None
+
+    def readings(self) -> Readings:
+        """Return `hz` and `throttled`."""
+        return Readings(clock_hz=self.hz, throttle=self.throttled)
 
 
 def parse_usage(line: str, ticks_per_s: int, *, own_s: float) -> Usage:

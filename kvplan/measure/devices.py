@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
-from kvplan.errors import InputError, MissingPartError
+from kvplan.errors import InputError, MissingPartError, UnsupportedFormatError
 from kvplan.measure.cuda import CudaDevice, cuda_count, cuda_missing
 from kvplan.measure.device import CpuDevice, Device
 
@@ -33,12 +33,17 @@ KINDS: Final = {
 """By name, the one that `auto` prefers first."""
 
 
-def all_devices() -> Iterator[tuple[str, Device]]:
-    """Yield the name and each device that measurements can be taken on."""
+def all_devices() -> Iterator[tuple[str, Device | str]]:
+    """Yield the name of each device and itself, or why nothing can be measured on it."""
     for kind, row in KINDS.items():
+        if reason := row.missing():
+            yield kind, reason
         for number in range(row.count()):
             name = kind if row.count() == 1 else f"{kind}:{number}"
-            yield name, row.open(number, "")
+            try:
+                yield name, row.open(number, "")
+            except UnsupportedFormatError as error:
+                yield name, error.message
 
 
 def open_device(name: str, kernel_variant: str = "") -> Device:
@@ -53,12 +58,12 @@ def open_device(name: str, kernel_variant: str = "") -> Device:
         InputError: No such device.
     """
     if name == AUTO:
-        name = next(kind for kind, row in KINDS.items() if row.missing() is None)
+        name = next(found for found, device in all_devices() if not isinstance(device, str))
     kind, colon, number = name.partition(":")
     if kind in KINDS:
         return _open(KINDS[kind], name, number if colon else "0", kernel_variant)
     for found, device in all_devices():
-        if name in (device.info.name, device.info.uuid):
+        if not isinstance(device, str) and name in (device.info.name, device.info.uuid):
             return open_device(found, kernel_variant)
     raise InputError(f"no device {name!r}", hint=f"use auto, {', '.join(KINDS)} or what `kvplan devices` lists")
 

@@ -1,13 +1,13 @@
 """What else shaped a figure: versions, other processes, stolen time, clocks."""
 
 import platform
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from threading import Event, Thread
 from typing import Final
 
 from kvplan import __version__
 from kvplan.core.records import Conditions
-from kvplan.measure.device import Device, Usage
+from kvplan.measure.device import Device
 
 TOLERANCE: Final = 0.10
 """Core time of other processes, as a share, above which a repeat is measured again: a tenth of the cores moves
@@ -32,46 +32,44 @@ def versions() -> dict[str, str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
 class Watch:
-    """A stretch of time being watched, from `start` on."""
+    """A stretch of time being watched, from its making until `conditions` or the end of a `with`.
 
-    device: Device
-    usage: Usage
-    readings: "Readings"
+    A device that says so is read by a thread meanwhile: what holds its clocks down under load is gone when it rests.
+    """
 
-    @classmethod
-    def start(cls, device: Device) -> "Watch":
-        """Begin to watch."""
-        return cls(device, device.usage(), Readings.of(device))
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._usage = device.usage()
+        self._readings = [device.readings()]
+        self._over = Event()
+        if device.poll_s is not None:
+            Thread(target=self._poll, args=(device.poll_s,), daemon=True).start()
+
+    def __enter__(self) -> "Watch":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _poll(self, every_s: float) -> None:
+        while not self._over.wait(every_s):
+            self._readings.append(self._device.readings())
 
     def conditions(self) -> Conditions:
-        """Return what the machine did since the start."""
-        end, both = self.device.usage(), (self.readings, Readings.of(self.device))
-        total = max(end.total_s - self.usage.total_s, 1e-9)
-        busy, own = end.busy_s - self.usage.busy_s, end.own_s - self.usage.own_s
+        """Return what the machine did since the start, and end the watch."""
+        self._over.set()
+        end, readings = self._device.usage(), [*self._readings, self._device.readings()]
+        total = max(end.total_s - self._usage.total_s, 1e-9)
+        busy, own = end.busy_s - self._usage.busy_s, end.own_s - self._usage.own_s
         return Conditions(
-            load_average=self.device.load_average(),
-            steal_share=max(0.0, end.steal_s - self.usage.steal_s) / total,
+            load_average=self._device.load_average(),
+            steal_share=max(0.0, end.steal_s - self._usage.steal_s) / total,
             foreign_cpu_share=max(0.0, busy - own) / total,
-            clock_hz=tuple(one.clock_hz for one in both if one.clock_hz is not None),
-            throttle=tuple(dict.fromkeys(reason for one in both for reason in one.throttle)),
-            power_w=tuple(one.power_w for one in both if one.power_w is not None),
+            clock_hz=tuple(one.clock_hz for one in readings if one.clock_hz is not None),
+            throttle=tuple(dict.fromkeys(reason for one in readings for reason in one.throttle)),
+            power_w=tuple(one.power_w for one in readings if one.power_w is not None),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Readings:
-    """What a device tells of its clocks at one moment."""
-
-    clock_hz: float | None
-    throttle: tuple[str, ...]
-    power_w: float | None
-
-    @classmethod
-    def of(cls, device: Device) -> "Readings":
-        """Read them."""
-        return cls(device.clock_hz(), device.throttle(), device.power_w())
 
 
 def disturbance(conditions: Conditions, tolerance: float = TOLERANCE) -> str:

@@ -5,7 +5,7 @@ import sys
 from typing import Any, Final
 
 from kvplan.core.records import CellStatus
-from kvplan.errors import DoesNotFitError, MismatchError, NotRecordedError, UnsupportedFormatError
+from kvplan.errors import DoesNotFitError, KvplanError, MismatchError, NotRecordedError, UnsupportedFormatError
 from kvplan_kernels.format import UnsupportedError
 
 FAULT: Final = 1
@@ -51,6 +51,15 @@ def outcome(error: Exception) -> CellStatus | None:
     text = str(error).lower()
     said = isinstance(error, RuntimeError) and any(one in text for one in _OUT_OF_MEMORY_TEXTS)
     return CellStatus.OUT_OF_MEMORY if said else None
+
+
+def user_error(error: Exception) -> KvplanError | None:
+    """Return what to tell a user whose command met *error*; None where it is a fault of kvplan's or the machine's."""
+    kinds: dict[CellStatus | None, type[KvplanError]] = {
+        CellStatus.OUT_OF_MEMORY: DoesNotFitError, CellStatus.UNSUPPORTED: UnsupportedFormatError,
+    }  # fmt: skip
+    kind = kinds.get(outcome(error))
+    return kind(told(error) or "memory ran out") if kind else None
 
 
 def told(error: Exception) -> str:

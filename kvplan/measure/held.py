@@ -2,13 +2,11 @@
 
 from dataclasses import dataclass
 
-from kvplan.core.gpus import Gpu, of_arch
+from kvplan.core.gpus import ALL, Gpu
 from kvplan.core.specs import DeviceInfo
+from kvplan.errors import MissingPartError
 from kvplan.measure.bench import OWN, DecodeBench
 from kvplan.measure.inspection import Shape, inspect_kernels, predicted_calls
-
-_COMMON_WORDS = frozenset({"SXM", "GB", "80"})
-"""Of GPUs' names here: they tell a version, and drivers write it in other ways."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,35 +39,28 @@ class HeldCalls:
     reason: str = ""
 
 
-def gpu_named(name: str, arch: str) -> Gpu | None:
-    """Return the GPU of *arch* that a driver calls *name*, None where its figures are not known here.
-
-    >>> gpu_named("NVIDIA H100 80GB HBM3", "sm_90").name
-    'H100 SXM'
-    """
-    words = name.upper().replace("-", " ").split()
-    for gpu in of_arch(arch):
-        if all(word in words for word in gpu.name.upper().split() if word not in _COMMON_WORDS):
-            return gpu
-    return None
+def reported_gpu(info: DeviceInfo) -> Gpu | None:
+    """Return the GPU that a device is, None where its maker's figures are not known here."""
+    return next((gpu for gpu in ALL if (gpu.driver_name, gpu.multiprocessors) == (info.name, info.cores)), None)
 
 
 def hold(bench: DecodeBench, info: DeviceInfo, *, block_tokens: int) -> HeldCalls:
-    """Return the predicted and the measured time of each of kvplan's calls in *bench*.
-
-    Raises:
-        MissingPartError: Triton's toolchain is not there.
-    """
+    """Return the predicted and the measured time of each of kvplan's calls in *bench*."""
     own = [cell for cell in bench.cells if cell.impl == OWN]
-    gpu = gpu_named(info.name, info.kernel_variant)
+    gpu = reported_gpu(info)
     if gpu is None or not own:
-        return HeldCalls(reason=f"no figures of {info.name} ({info.kernel_variant}) are known to predict from")
+        return HeldCalls(
+            reason=f"no figures of {info.name} with {info.cores} multiprocessors are known to predict from"
+        )
     case = own[0]
     shape = Shape(
         head_dim=case.head_dim, kv_heads=case.kv_heads, gqa=case.query_heads // case.kv_heads, block_size=block_tokens,
         batch=case.batch, tokens=case.tokens,
     )  # fmt: skip
-    kernels = inspect_kernels(("decode",), [cell.format for cell in own], (gpu.arch,), shape)
+    try:
+        kernels = inspect_kernels(("decode",), [cell.format for cell in own], (gpu.arch,), shape, gpu.multiprocessors)
+    except MissingPartError as error:
+        return HeldCalls(reason=str(error))
     least = {call.format: call.seconds for call in predicted_calls(kernels) if call.device == gpu.name}
     return HeldCalls(
         calls=tuple(

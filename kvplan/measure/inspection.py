@@ -162,9 +162,15 @@ def operations(text: str) -> tuple[str, ...]:
 
 
 def inspect_kernels(
-    ops: Sequence[str], formats: Sequence[str], architectures: Sequence[str], shape: Shape
+    ops: Sequence[str],
+    formats: Sequence[str],
+    architectures: Sequence[str],
+    shape: Shape,
+    multiprocessors: int | None = None,
 ) -> list[Inspected]:
     """Return the kernels of each operation, format and architecture, as a call of *shape* launches them.
+
+    *multiprocessors* are those of the GPU; None takes the one that stands for each architecture.
 
     Raises:
         MissingPartError: Triton or its toolchain is not there, or runs kernels in its interpreter.
@@ -175,7 +181,11 @@ def inspect_kernels(
         if arch not in ARCHITECTURES:
             raise UnsupportedFormatError(f"nothing is known of {arch}", hint=f"use {', '.join(ARCHITECTURES)}")
     return [
-        kernel for op in ops for name in formats for arch in architectures for kernel in _inspect(op, name, arch, shape)
+        kernel
+        for op in ops
+        for name in formats
+        for arch in architectures
+        for kernel in _inspect(op, name, arch, shape, multiprocessors)
     ]
 
 
@@ -208,9 +218,10 @@ def _check_toolchain() -> None:
         raise MissingPartError(f"Triton's toolchain is incomplete: no {knobs.nvidia.cuobjdump.path}")
 
 
-def _inspect(op: str, name: str, arch: str, shape: Shape) -> list[Inspected]:
+def _inspect(op: str, name: str, arch: str, shape: Shape, multiprocessors: int | None) -> list[Inspected]:
     blank: dict[str, Any] = {"op": op, "format": name, "arch": arch, "shape": shape}
-    multiprocessors = _MULTIPROCESSORS_OF_AMD if arch == AMD else GPUS[arch].multiprocessors
+    if multiprocessors is None:
+        multiprocessors = _MULTIPROCESSORS_OF_AMD if arch == AMD else GPUS[arch].multiprocessors
     try:
         call = shape.call(name)
         launches = launches_of(op, call, multiprocessors=multiprocessors, arch=arch)
@@ -272,12 +283,15 @@ def _disassemble(cubin: bytes) -> tuple[str, int]:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        sass, usage = (
-            subprocess.run(
-                [knobs.nvidia.cuobjdump.path, option, file.name], capture_output=True, text=True, check=True
-            ).stdout
-            for option in ("-sass", "-res-usage")
-        )
+        sass, usage = (_told_by([knobs.nvidia.cuobjdump.path, option, file.name]) for option in ("-sass", "-res-usage"))
     registers = _REGISTERS.search(usage)
-    assert registers is not None
+    if registers is None:
+        raise MissingPartError(f"{knobs.nvidia.cuobjdump.path} does not tell a kernel's registers")
     return sass, int(registers[1])
+
+
+def _told_by(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise MissingPartError(f"{command[0]} fails: {done.stderr.strip().partition(chr(10))[0]}")
+    return done.stdout

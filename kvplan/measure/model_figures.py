@@ -15,6 +15,7 @@ from kvplan.measure.device import Device
 from kvplan.measure.jobs import Job
 from kvplan.measure.kernel_figures import baseline_key
 from kvplan.measure.timing import Call, Sampling, sample_interleaved
+from kvplan.runtime.chunks import flushes_group
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.pool import CachedSequence, blocks_for, pool_bytes
 from kvplan.runtime.session import Runtime, prefill_exact
@@ -94,7 +95,8 @@ class ModelBench:
         runtimes = {key: self._runtime(key) for key in keys}
         figures: dict[CellKey, dict[str, tuple[float, ...]]] = {key: {} for key in keys}
         sequences: dict[CellKey, list[CachedSequence]] = {key: [] for key in keys}
-        self._warm_up(runtimes[keys[0]])
+        tokens = min(WARMUP_TOKENS, min(load.bucket.total_tokens for load in keys[0].loads))
+        self._warm_up(runtimes[keys[0]], _tokens(self._spec, tokens))
         for load in keys[0].loads:
             self._fill(load, runtimes, sequences, figures)
         for name, times in self._sample_steps(runtimes, sequences).items():
@@ -136,9 +138,8 @@ class ModelBench:
             threads=self._job.threads,
         )  # fmt: skip
 
-    def _warm_up(self, runtime: Runtime) -> None:
-        tokens = min(WARMUP_TOKENS, min(load.bucket.total_tokens for load in self._keys[0].loads))
-        runtime.free(runtime.prefill(_tokens(self._spec, tokens)).sequence)
+    def _warm_up(self, runtime: Runtime, prompt: list[int]) -> None:
+        runtime.free(runtime.prefill(prompt).sequence)
 
     def _fill(
         self,
@@ -169,6 +170,8 @@ class ModelBench:
     ) -> list[CachedSequence]:
         """Bring one prompt into every cache, and note how long the model and the later chunks took."""
         chunked = self._job.prefill is Prefill.THROUGH_CACHE and len(prompt) > self._job.max_batched_tokens
+        if self._device.records:  # the first call of a shape loads its kernels
+            self._warm_up(next(iter(runtimes.values())), prompt)
         exact = prefill_exact(list(runtimes.values()), prompt)
         single = len(self._keys[0].loads) == 1
         sequences = []
@@ -186,8 +189,14 @@ class ModelBench:
         return sequences
 
     def _recordable(self, runtime: Runtime, sequences: list[CachedSequence]) -> Call:
+        """Return a step at the greatest length below the present one where no group leaves the residual.
+
+        It is done again and again: a flush in it would count in every step, where traffic has it once a group.
+        """
         for sequence in sequences:
-            sequence.length -= 1  # the last step's place: the pool holds no token more than full length
+            while flushes_group(runtime.format, sequence.length - 1):
+                sequence.length -= 1
+            sequence.length -= 1
         return runtime.recordable(sequences, self._next_tokens(len(sequences)))
 
     def _next_tokens(self, sequences: int) -> Tensor:

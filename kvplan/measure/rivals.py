@@ -13,6 +13,7 @@ from torch import Tensor
 from kvplan.core.specs import DeviceKind
 from kvplan.errors import MismatchError
 from kvplan.measure.beds import DenseBed, attend_folded
+from kvplan.measure.faults import last_words
 from kvplan.measure.timing import Call
 from kvplan_kernels.cache import AttentionOptions
 from kvplan_kernels.layout import ceil_div
@@ -134,8 +135,12 @@ def rivals_on(kind: DeviceKind) -> tuple[tuple[Rival, ...], dict[str, str]]:
     return tuple(rival for rival in there if rival.name not in missing), missing
 
 
-def build_rivals(rivals: Sequence[Rival], bed: DenseBed, query: Tensor, options: AttentionOptions) -> dict[str, Call]:
-    """Return the call of each, once it was seen to compute what the first of all does.
+def build_rivals(
+    rivals: Sequence[Rival], bed: DenseBed, query: Tensor, options: AttentionOptions
+) -> tuple[dict[str, Call], dict[str, str]]:
+    """Return the call of each that was seen to compute what torch's attention does, and why others are left out.
+
+    A package may be installed and not work: built for another torch, or without the compiler that it needs.
 
     Args:
         rivals: Whom to call.
@@ -144,18 +149,25 @@ def build_rivals(rivals: Sequence[Rival], bed: DenseBed, query: Tensor, options:
         options: Scale alone.
 
     Raises:
-        MismatchError: One differs from torch's attention: its interface is not the one that is called here.
+        MismatchError: Torch's own attention differs from itself.
     """
     ((key, value),) = bed.copies[0]
     expected = attend_folded(query, key, value, options).float().reshape(query.shape)
     found: dict[str, Call] = {}
+    failed: dict[str, str] = {}
     for rival in rivals:
-        call = rival.build(bed, query, options)
-        error = float((call().float().reshape(query.shape) - expected).norm() / expected.norm())
-        if not error <= DIFFERENCE_MAX:
-            raise MismatchError(
-                f"{rival.name} differs from torch's attention by {error:.1%}: no time of it is reported",
-                hint=f"the installed {rival.package or 'torch'} may have another interface; remove it to go on without",
-            )
-        found[rival.name] = call
-    return found
+        try:
+            call = rival.build(bed, query, options)
+            error = float((call().float().reshape(query.shape) - expected).norm() / expected.norm())
+        except Exception as fault:
+            if not rival.package:
+                raise
+            failed[rival.name] = last_words(fault)
+            continue
+        if error <= DIFFERENCE_MAX:
+            found[rival.name] = call
+        elif rival.package:
+            failed[rival.name] = f"it differs from torch's attention by {error:.1%}: another interface than is called"
+        else:
+            raise MismatchError(f"{rival.name} differs from torch's folded attention by {error:.1%}")
+    return found, failed

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from math import ceil
 from typing import Final
 
-from kvplan.measure.device import Device
+from kvplan.measure.device import Device, repeat
 
 Call = Callable[[], object]
 
@@ -74,7 +74,15 @@ def _sampler(device: Device, call: Call, sampling: Sampling, rotation: int) -> _
         last = device.time(call)
     if not sampling.repeated:
         return _Sampler(call, 1)
-    times = 1 if last <= 0.0 else min(INNER_MAX, max(1, ceil(sampling.sample_s_min / last)))
-    if device.records:
-        times = ceil(times / rotation) * rotation
-    return _Sampler(device.repeated(call, times), times)
+    if not device.records:
+        times = _fill(sampling, last)
+        return _Sampler(device.repeated(call, times), times)
+    # Launched from the host a call takes longer than recorded: what fills a sample is told by the recorded one.
+    once = device.repeated(call, rotation)
+    rounds = _fill(sampling, device.time(once))
+    return _Sampler(repeat(once, rounds), rounds * rotation)
+
+
+def _fill(sampling: Sampling, seconds: float) -> int:
+    """Return how many calls of *seconds* fill a sample."""
+    return 1 if seconds <= 0.0 else min(INNER_MAX, max(1, ceil(sampling.sample_s_min / seconds)))

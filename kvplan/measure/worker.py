@@ -23,7 +23,7 @@ from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, KvplanError
 from kvplan.measure.bandwidth import COPY, READ, bandwidths
 from kvplan.measure.beds import COLD_FACTOR
-from kvplan.measure.cells import exact_figures
+from kvplan.measure.cells import exact_figures, layer_layouts
 from kvplan.measure.device import Device
 from kvplan.measure.devices import open_device
 from kvplan.measure.environment import Watch
@@ -34,7 +34,6 @@ from kvplan.measure.kernel_figures import KernelBench, derived_figures
 from kvplan.measure.model_figures import ModelBench
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import Kernel, Ops, load_ops
-from kvplan_kernels.format import parse
 from kvplan_kernels.layout import KVLayout
 
 _BANDWIDTHS: Final = {READ: "read_bandwidth_bytes_per_s", COPY: "copy_bandwidth_bytes_per_s"}
@@ -166,19 +165,19 @@ def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
     spec, job = bench.job.spec, bench.job
     bench.device.start_cell()
     check_kernels(bench.ops, spec, group, bench.checked)
-    watch = Watch.start(bench.device)
-    kernels = KernelBench(bench.device, bench.ops, spec, group).measure(job.effort)
-    found = {key: kernels[key] for key in group}
-    del kernels
-    if bench.loaded is None:
-        for samples in found.values():
-            samples.missing = dict.fromkeys(_OF_THE_MODEL, "the model has no weights here") | samples.missing
-    else:
-        figures, missing = ModelBench(bench.device, bench.loaded, job, group).measure()
-        for key, samples in found.items():
-            samples.figures |= figures[key]
-            samples.missing |= missing[key]
-    conditions = watch.conditions()
+    with Watch(bench.device) as watch:
+        kernels = KernelBench(bench.device, bench.ops, spec, group).measure(job.effort)
+        found = {key: kernels[key] for key in group}
+        del kernels
+        if bench.loaded is None:
+            for samples in found.values():
+                samples.missing = dict.fromkeys(_OF_THE_MODEL, "the model has no weights here") | samples.missing
+        else:
+            figures, missing = ModelBench(bench.device, bench.loaded, job, group).measure()
+            for key, samples in found.items():
+                samples.figures |= figures[key]
+                samples.missing |= missing[key]
+        conditions = watch.conditions()
     return [_measured(bench, key, samples, conditions) for key, samples in found.items()]
 
 
@@ -191,8 +190,7 @@ def check_kernels(ops: Ops, spec: ModelSpec, group: Sequence[CellKey], checked: 
     if ops.name == Kernel.REFERENCE:
         return
     for key in group:
-        for layer in spec.layers:
-            layout = layer.layout(parse(key.format), key.block_tokens, spec.float_type)
+        for layout in layer_layouts(key, spec):
             if layout not in checked:
                 check_decode(ops, layout, spec.query_heads)
                 checked.add(layout)

@@ -29,6 +29,16 @@ def chunk_sizes(form: CacheFormat, start: int, tokens: int, limit: int, *, singl
     return sizes
 
 
+def flushes_group(form: CacheFormat, held: int) -> bool:
+    """Return whether the token appended to *held* others makes a group of several leave the residual.
+
+    >>> from kvplan_kernels.format import parse
+    >>> [held for held in range(180, 300) if flushes_group(parse("kivi-k4v4-g64-r128"), held)]
+    [191, 255]
+    """
+    return _flushes(form, held, single=False)
+
+
 def _flushes(form: CacheFormat, held: int, single: bool) -> bool:
     """Whether the token appended to *held* others makes tokens leave the residual."""
     before = max(0, held - form.sink_tokens)

@@ -15,8 +15,9 @@ from kvplan.runtime.chunks import chunk_sizes
 from kvplan.runtime.dense import LayerAttention, attend_fresh
 from kvplan.runtime.forward import forward
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops, wait
+from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops
 from kvplan.runtime.pool import CachedSequence, CachePool
+from kvplan.runtime.stopwatch import Stopwatch
 from kvplan_kernels.cache import Batch
 from kvplan_kernels.format import CacheFormat, UnsupportedError
 
@@ -30,7 +31,7 @@ class Spent:
     On a GPU the parts of a step are those of starting it: to wait for each would slow what is measured.
 
     Attributes:
-        append_s: Quantizing and storing new tokens; of a prefill until it is done.
+        append_s: Quantizing and storing new tokens; of a prefill the device's own time.
         attend_s: Attention over the paged cache.
         total_s: The whole call.
     """
@@ -99,25 +100,22 @@ class _StepBase:
 class _FreshStep(_StepBase):
     """Attention of a whole prompt over its own 16-bit K and V, which are then packed into every target's cache."""
 
-    def __init__(self, targets: Sequence["Runtime"], batches: Sequence[Batch], tokens: int, spent: Spent) -> None:
+    def __init__(self, targets: Sequence["Runtime"], batches: Sequence[Batch], tokens: int) -> None:
         super().__init__(targets[0].loaded.layers)
+        device = targets[0].ops.device
         self._targets = list(zip(targets, batches, strict=True))
-        self._device = targets[0].ops.device
-        self._counts = torch.tensor([tokens], dtype=torch.int32, device=self._device)
-        self._spent = spent
-        self.poisons = torch.zeros(1, dtype=torch.int32, device=self._device)
+        self._counts = torch.tensor([tokens], dtype=torch.int32, device=device)
+        self.appending = Stopwatch(device)
+        self.poisons = torch.zeros(1, dtype=torch.int32, device=device)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, asked: Asked) -> Tensor:
         self.begin(layer)
         output = attend_fresh(query, key, value, self.layers[layer])
-        wait(self._device)
-        started = perf_counter()
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-        for runtime, batch in self._targets:
-            cache = runtime.pool.caches[layer]
-            runtime.ops.append_counting(cache, batch, keys, values, self._counts, self.poisons, most=keys.shape[0])
-        wait(self._device)
-        self._spent.append_s += perf_counter() - started
+        with self.appending.running():
+            for runtime, batch in self._targets:
+                cache = runtime.pool.caches[layer]
+                runtime.ops.append_counting(cache, batch, keys, values, self._counts, self.poisons, most=keys.shape[0])
         return output
 
 
@@ -309,7 +307,7 @@ def prefill_exact(targets: Sequence[Runtime], token_ids: Sequence[int]) -> list[
             sequences.append(runtime.pool.open())
             runtime.pool.grow(sequences[-1], len(token_ids))
         batches = [runtime.pool.batch([sequence]) for runtime, sequence in zip(targets, sequences, strict=True)]
-        step = _FreshStep(targets, batches, len(token_ids), spent)
+        step = _FreshStep(targets, batches, len(token_ids))
         device = loaded.device
         ids = torch.tensor([list(token_ids)], dtype=torch.int64, device=device)
         positions = torch.arange(len(token_ids), device=device)[None]
@@ -322,6 +320,7 @@ def prefill_exact(targets: Sequence[Runtime], token_ids: Sequence[int]) -> list[
     for sequence in sequences:
         sequence.length = len(token_ids)
     spent.poisoned_groups = int(step.poisons.item())  # waits for the device
+    spent.append_s = step.appending.seconds()
     spent.total_s = perf_counter() - started
     return [Prefilled(sequence=sequence, logits=logits[0, -1], spent=spent) for sequence in sequences]
 

@@ -1,6 +1,7 @@
 import json
 
 import pytest
+import torch
 
 from kvplan.cli import main
 from kvplan.core.records import Conditions
@@ -116,3 +117,24 @@ def test_a_kernel_that_disagrees_with_its_definition_gets_no_time(
 
     assert status == ExitStatus.MISMATCH
     assert "differs from its definition" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. 1.00 GiB is free. Of it"),
+         ExitStatus.NOT_MET, "error: CUDA out of memory. Tried to allocate 2.00 GiB. 1.00 GiB is free."),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), ExitStatus.BUG, "Traceback"),
+    ],
+)  # fmt: skip
+def test_memory_that_runs_out_is_one_line_and_a_fault_shows_where(
+    error: Exception, status: ExitStatus, said: str, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    def fails(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(measuring, "bench_decode", fails)
+
+    assert main(["kernels", "bench", "decode"]) == status
+    assert capsys.readouterr().err.startswith(said)

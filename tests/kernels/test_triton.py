@@ -334,6 +334,11 @@ def test_what_there_is_no_kernel_for_is_refused_with_the_reason() -> None:
         gpu.decode(lanes.cache, lanes.batch, lanes.query, lanes.options)
 
 
+def test_more_sequences_than_a_launch_takes_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="65536 sequences times KV heads"):
+        targets.target(torch.device(DEVICE)).launch(None, (1, 65536))
+
+
 @pytest.mark.parametrize(
     ("pairs", "tokens", "tile", "programs", "splits"),
     [

@@ -81,7 +81,7 @@ def test_other_systems_are_told_where_measuring_works(monkeypatch: pytest.Monkey
 def test_what_others_took_is_told_apart_from_own_work() -> None:
     device = FakeDevice(usages=[usage(100, busy=50, own=40), usage(200, busy=130, steal=1, own=100)], hz=2e9)
 
-    conditions = Watch.start(device).conditions()
+    conditions = Watch(device).conditions()
 
     assert conditions.foreign_cpu_share == pytest.approx(0.2)
     assert conditions.steal_share == pytest.approx(0.01)
@@ -91,7 +91,7 @@ def test_what_others_took_is_told_apart_from_own_work() -> None:
 def test_own_work_alone_disturbs_nothing() -> None:
     device = FakeDevice(usages=[usage(0), usage(10, busy=5.04, own=5.06)])
 
-    assert disturbance(Watch.start(device).conditions()) == ""
+    assert disturbance(Watch(device).conditions()) == ""
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_own_work_alone_disturbs_nothing() -> None:
 def test_a_disturbance_is_named_with_its_share(foreign: float, steal: float, said: str) -> None:
     device = FakeDevice(usages=[usage(0), usage(1000, busy=1000 * foreign, steal=1000 * steal)])
 
-    found = disturbance(Watch.start(device).conditions())
+    found = disturbance(Watch(device).conditions())
 
     assert found.startswith(said) if said else found == ""

@@ -1,12 +1,15 @@
 """Predictions beside measured times; both are made up here, who is held against whom is not."""
 
+from dataclasses import replace
+
 import pytest
 
 from kvplan.core.records import Conditions
 from kvplan.core.specs import DeviceInfo, DeviceKind
+from kvplan.errors import MissingPartError
 from kvplan.measure import held
 from kvplan.measure.bench import DecodeBench, DecodeCell
-from kvplan.measure.held import gpu_named, hold
+from kvplan.measure.held import hold, reported_gpu
 from kvplan.measure.inspection import PredictedCall, Shape
 
 QUIET = Conditions(load_average=0, steal_share=0, foreign_cpu_share=0)
@@ -32,30 +35,41 @@ BENCH = DecodeBench(
 
 
 @pytest.mark.parametrize(
-    ("name", "arch", "found"),
+    ("name", "cores", "found"),
     [
-        ("NVIDIA H200", "sm_90", "H200 SXM"),
-        ("NVIDIA H100 80GB HBM3", "sm_90", "H100 SXM"),
-        ("NVIDIA A100-SXM4-80GB", "sm_80", "A100 SXM 80 GB"),
-        ("NVIDIA GeForce RTX 4090", "sm_89", "RTX 4090"),
-        ("NVIDIA L40S", "sm_89", "L40S"),
-        ("NVIDIA L4", "sm_89", None),
-        ("NVIDIA A10", "sm_86", None),
-        ("NVIDIA H200", "sm_80", None),
+        ("NVIDIA H200", 132, "H200 SXM"),
+        ("NVIDIA H100 80GB HBM3", 132, "H100 SXM"),
+        ("NVIDIA H100 PCIe", 114, None),
+        ("NVIDIA H100 NVL", 132, None),
+        ("NVIDIA H200", 16, None),
+        ("NVIDIA A100-SXM4-80GB", 108, "A100 SXM 80 GB"),
+        ("NVIDIA A100-SXM4-40GB", 108, None),
+        ("NVIDIA GeForce RTX 4090", 128, "RTX 4090"),
+        ("NVIDIA GeForce RTX 4090 Laptop GPU", 76, None),
+        ("NVIDIA L40S", 142, "L40S"),
     ],
 )
-def test_a_gpu_is_known_by_what_its_driver_calls_it(name: str, arch: str, found: str | None) -> None:
-    gpu = gpu_named(name, arch)
+def test_only_the_very_part_and_the_whole_of_it_is_predicted(name: str, cores: int, found: str | None) -> None:
+    gpu = reported_gpu(replace(info(name), cores=cores))
 
     assert (gpu.name if gpu else None) == found
 
 
+def test_a_toolchain_that_is_not_there_is_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> list[object]:
+        raise MissingPartError("no cuobjdump")
+
+    monkeypatch.setattr(held, "inspect_kernels", missing)
+
+    assert hold(BENCH, info(), block_tokens=64).reason == "no cuobjdump"
+
+
 def test_a_gpu_whose_figures_are_unknown_is_not_held_against_anothers() -> None:
-    assert hold(BENCH, info("NVIDIA H20"), block_tokens=64).reason.startswith("no figures of NVIDIA H20 (sm_90)")
+    assert hold(BENCH, info("NVIDIA H20"), block_tokens=64).reason.startswith("no figures of NVIDIA H20 ")
 
 
 def test_every_format_of_kvplans_is_held_against_its_own_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[tuple[str, ...], list[str], tuple[str, ...], Shape]] = []
+    asked: list[tuple[tuple[str, ...], list[str], tuple[str, ...], Shape, int]] = []
 
     def calls(shape: Shape) -> list[PredictedCall]:
         return [
@@ -77,5 +91,6 @@ def test_every_format_of_kvplans_is_held_against_its_own_call(monkeypatch: pytes
     ]  # fmt: skip
     assert [one.ratio for one in found] == pytest.approx([3.0, 2.5])
     assert asked[0][:3] == (("decode",), ["int8", "int4"], ("sm_90",))
+    assert asked[0][4] == 132
     shape = asked[0][3]
     assert (shape.batch, shape.tokens, shape.gqa, shape.kv_heads, shape.block_size) == (2, 4096, 4, 8, 64)

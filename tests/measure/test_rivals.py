@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from kvplan.core.specs import DeviceKind
-from kvplan.errors import MismatchError
 from kvplan.measure import rivals
 from kvplan.measure.beds import DenseBed, Group
 from kvplan.measure.rivals import RIVALS, build_rivals, rivals_on
@@ -81,8 +80,9 @@ def test_every_rival_computes_what_torch_does(tokens: int, monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "flashinfer", flashinfer())
     bed = DenseBed(LAYOUT, (Group(sequences=3, tokens=tokens),), copies=2)
 
-    calls = build_rivals(RIVALS, bed, QUERY, OPTIONS)
+    calls, failed = build_rivals(RIVALS, bed, QUERY, OPTIONS)
 
+    assert failed == {}
     assert list(calls) == ["torch-sdpa-folded", "torch-sdpa-gqa", "flash-attn", "flashinfer"]
     for call in calls.values():
         call()
@@ -95,8 +95,23 @@ def test_a_rival_that_was_called_wrongly_gets_no_time(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "flash_attn", module)
     bed = DenseBed(LAYOUT, (Group(sequences=3, tokens=50),), copies=1)
 
-    with pytest.raises(MismatchError, match="flash-attn differs from torch's attention by"):
-        build_rivals([rival for rival in RIVALS if rival.name == "flash-attn"], bed, QUERY, OPTIONS)
+    calls, failed = build_rivals([rival for rival in RIVALS if rival.name == "flash-attn"], bed, QUERY, OPTIONS)
+
+    assert calls == {}
+    assert failed["flash-attn"].startswith("it differs from torch's attention by")
+
+
+def test_a_package_that_does_not_work_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> object:
+        raise ImportError(f"{name}.so: undefined symbol: _ZN3c10")
+
+    monkeypatch.setattr(rivals, "import_module", broken)
+    bed = DenseBed(LAYOUT, (Group(sequences=3, tokens=50),), copies=1)
+
+    calls, failed = build_rivals(RIVALS, bed, QUERY, OPTIONS)
+
+    assert list(calls) == ["torch-sdpa-folded", "torch-sdpa-gqa"]
+    assert failed["flash-attn"] == "ImportError: flash_attn.so: undefined symbol: _ZN3c10"
 
 
 def test_what_is_not_installed_is_left_out_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 from triton.compiler.errors import CompilationError
 from triton.runtime.errors import OutOfResources
 
 from kvplan.core.figures import FIGURES
-from kvplan.core.records import CellKey, CellStatus
+from kvplan.core.records import CellKey, CellStatus, Load
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Target, Workload
 from kvplan.errors import MismatchError, NotRecordedError
@@ -22,9 +23,12 @@ from kvplan.measure.cells import Setting, exact_figures, plan_cells
 from kvplan.measure.device import CpuDevice
 from kvplan.measure.jobs import DECODER, Effort, Job, Measured, Message, Refused, Started
 from kvplan.measure.launch import WorkerDiedError, launch
+from kvplan.runtime.chunks import flushes_group
 from kvplan.runtime.ops import Kernel, load_ops
+from kvplan.runtime.pool import CachedSequence
+from kvplan.runtime.session import Runtime
 from kvplan.store.models import load_model_spec
-from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.layout import KVLayout
 
 EFFORT = Effort(kernel_samples=4, kernel_budget_s=1.0, step_samples=3, step_budget_s=2.0)
@@ -143,6 +147,31 @@ def test_where_calls_are_recorded_a_step_is_timed_both_ways(
         for name in ("tpot_s", "tpot_16bit_s", "quantize_share"):
             assert name not in message.figures
             assert message.missing[name].startswith("a CUDA graph cannot hold the call")
+
+
+def test_the_recorded_step_flushes_no_group(
+    run: Callable[[Job], list[Message]], job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is done again and again: traffic has a flush once a group."""
+    seen: dict[str, list[int]] = {}
+    recordable = Runtime.recordable
+
+    def spy(self: Runtime, sequences: list[CachedSequence], token_ids: Tensor) -> Callable[[], Tensor]:
+        seen.setdefault(self.format.name, []).extend(sequence.length for sequence in sequences)
+        return recordable(self, sequences, token_ids)
+
+    monkeypatch.setattr(worker, "open_device", Recording)
+    monkeypatch.setattr(Runtime, "recordable", spy)
+    bucket = Bucket(name="flush", prompt_tokens=80, generate_tokens=16, share=1.0)  # 96 tokens: 32 + 2 groups
+    loads = (Load(bucket=bucket, sequences=1),)
+    group = tuple(replace(key, loads=loads) for key in job.groups[1])
+    run(replace(job, groups=(group,)))
+
+    assert seen["int8"] == [95]
+    (held,) = seen["kivi-k4v4-g32-r32"]
+    assert not flushes_group(parse("kivi-k4v4-g32-r32"), held)
+    assert flushes_group(parse("kivi-k4v4-g32-r32"), 95)
+    assert held == 94
 
 
 def test_appending_covers_a_flush_of_every_format(run: Callable[[Job], list[Message]], job: Job) -> None:

@@ -18,6 +18,8 @@ INTERPRET: Final = "TRITON_INTERPRET"
 PROGRAMS_PER_MULTIPROCESSOR: Final = 4
 """Of two warps and some 220 registers each."""
 _INTERPRETED_PROGRAMS: Final = 24
+GRID_MAX: Final = 65535
+"""Programs along the second and third axis of a grid (CUDA C++ Programming Guide, technical specifications)."""
 _CUDA: Final = "sm_"
 _FIRST: Final = {Code.E4M3: 89}
 """NVIDIA's first architecture with instructions that read such codes (PTX ISA 8.1, cvt)."""
@@ -58,7 +60,15 @@ class Target:
     launches: list[Launch] | None = field(default=None, compare=False)
 
     def launch(self, kernel: Any, grid: tuple[int, ...], *arguments: Any, **named: Any) -> None:
-        """Run *kernel* on the device, or keep the launch."""
+        """Run *kernel* on the device, or keep the launch.
+
+        Raises:
+            UnsupportedError: The grid is more than a launch takes.
+        """
+        if max(grid[1:], default=0) > GRID_MAX:
+            raise UnsupportedError(
+                f"{max(grid[1:])} sequences times KV heads (or splits) in one call: a launch takes {GRID_MAX}"
+            )
         if self.launches is None:
             with self._current():
                 kernel[grid](*arguments, **named)
