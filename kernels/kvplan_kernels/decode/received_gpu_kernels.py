@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from kvplan_kernels.decode.gpu_kernels import (
+from kvplan_kernels.decode.scores_gpu_kernels import (
     capped,
     code_scores,
     float_rows,
