@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
 from importlib import import_module
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -142,17 +142,9 @@ def load_ops(kernel: Kernel | str, threads: int | None = None, device: str = "cp
 
 
 def _counting(append: Append) -> AppendCounting:
-    def call(
-        cache: LayerCache,
-        batch: Batch,
-        key: Tensor,
-        value: Tensor,
-        counts: Tensor,
-        poisons: Tensor,
-        *,
-        most: int | None = None,
-    ) -> None:
-        poisons += append(cache, batch, key, value, counts)
+    def call(*given: Any, most: int | None = None) -> None:
+        *arguments, poisons = given
+        poisons += append(*arguments)
 
     return call
 
