@@ -64,6 +64,7 @@ class AppendCounting(Protocol):
         value: Tensor,
         counts: Tensor,
         poisons: Tensor,
+        /,
         *,
         most: int | None = None,
     ) -> None:
