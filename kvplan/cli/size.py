@@ -92,7 +92,7 @@ def _pool_bytes(model: "ModelSpec", memory_bytes: int, share: float, chunk_token
     from kvplan.units import format_bytes
 
     if model.weight_bytes is None:
-        raise InputError(f"{model.name} has no weights to count", hint="give --kv-memory instead of --memory")
+        raise InputError(f"no weights to count: {model.weights_unknown}", hint="give --kv-memory instead of --memory")
     left = int(memory_bytes * share) - model.weight_bytes - activation_bytes(model, chunk_tokens)
     if left <= 0:
         needed = format_bytes(int(memory_bytes * share) - left, digits=2)
