@@ -278,9 +278,7 @@ def _bitsandbytes(keys: Keys) -> Quantization:
     if not keys.get("load_in_4bit"):
         raise keys.wrong("quantization_config of bitsandbytes has neither load_in_4bit nor load_in_8bit")
     scale = 8 if keys.get("bnb_4bit_use_double_quant") else 32
-    return Quantization(
-        kept=kept, rest=WeightFormat(bits=4, group_rows=1, group_columns=64, scale_bits=scale)
-    )
+    return Quantization(kept=kept, rest=WeightFormat(bits=4, group_rows=1, group_columns=64, scale_bits=scale))
 
 
 def _mxfp4(keys: Keys) -> Quantization:

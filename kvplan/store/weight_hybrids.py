@@ -4,7 +4,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from kvplan.core.specs import LayerKind
 from kvplan.core.weights import Weight
 from kvplan.store.weight_mixers import (
     gated_delta,
@@ -18,6 +17,7 @@ from kvplan.store.weight_mixers import (
 from kvplan.store.weight_mixtures import NUMBERED, ROUTED, gated_shared, granite_shared, in_steps, shared_experts
 from kvplan.store.weight_parts import (
     PLAIN,
+    Flag,
     Part,
     Place,
     attends,
@@ -26,7 +26,6 @@ from kvplan.store.weight_parts import (
     embedding,
     experts,
     feed_forward,
-    first_of,
     latent_attention,
     linear,
     norms,
@@ -35,7 +34,7 @@ from kvplan.store.weight_parts import (
     where,
     within,
 )
-from kvplan.store.weight_rules import ATTENTION_BIAS, MLP, MLP_BIAS, TWO_NORMS, WeightRule, decoder, joined
+from kvplan.store.weight_rules import ATTENTION_BIAS, MLP, MLP_BIAS, WeightRule, decoder, joined
 
 _MAMBA: Final = mamba(
     "mixer", rank="time_step_rank", state="state_size", kernel="conv_kernel", inner="expand", bias=("use_bias", False),
@@ -46,10 +45,11 @@ _MAMBA_ONLY: Final = WeightRule(
 )
 
 
-def _mixer(norm: bool | tuple[str, bool] = True) -> Part:
+def _mixer(norm: Flag = True, out_bias: Flag | None = None) -> Part:
     return mamba2(
         "mamba", heads="mamba_n_heads", head_dim="mamba_d_head", groups="mamba_n_groups", state="mamba_d_state",
         kernel="mamba_d_conv", bias=("mamba_proj_bias", False), conv_bias=("mamba_conv_bias", True), norm=norm,
+        out_bias=out_bias,
     )  # fmt: skip
 
 
@@ -91,7 +91,7 @@ def _nemotron_latent(place: Place) -> int:
 
 
 _NEMOTRON_MOE: Final = experts(
-    "mixer", count=ROUTED, names=("up_proj", "down_proj"), inputs=_nemotron_latent
+    "mixer", count=ROUTED, names=("up_proj", "down_proj"), inputs=_nemotron_latent, corrected=True
 )
 _NEMOTRON_SHARED: Final = where(
     lambda place: place.number(1, "n_shared_experts") > 0,
@@ -163,7 +163,7 @@ _LFM_NORMS: Final = norms("operator_norm", "ffn_norm")
 _LFM_OUTER: Final = parts(embedding(), norms("embedding_norm"))
 _LFM_MOE: Final = where(
     lambda place: place.index >= place.number(2, "num_dense_layers"),
-    experts("feed_forward", count=NUMBERED, names=("w1", "w3", "w2")),
+    experts("feed_forward", count=NUMBERED, names=("w1", "w3", "w2"), corrected=("use_expert_bias", True)),
     feed_forward("feed_forward", ups=_LFM_NAMES, down="w2"),
 )
 _MINIMAX: Final = decoder(
@@ -173,7 +173,7 @@ _MINIMAX: Final = decoder(
 
 HYBRIDS: Final[dict[str, WeightRule]] = {
     "bamba": decoder(where(attends, _ATTENTION, _mixer()), _FEED, norm=_FF_NORMS, outer=_FF_OUTER),
-    "falcon_h1": decoder(_ATTENTION, _mixer(("mamba_rms_norm", False)), _FEED, norm=_FF_NORMS, outer=_FF_OUTER),
+    "falcon_h1": decoder(_ATTENTION, _mixer(("mamba_rms_norm", False), ("projectors_bias", False)), _FEED, norm=_FF_NORMS, outer=_FF_OUTER),
     "falcon_mamba": _MAMBA_ONLY,
     "granitemoehybrid": decoder(
         where(attends, _ATTENTION, _mixer()),
@@ -191,8 +191,7 @@ HYBRIDS: Final[dict[str, WeightRule]] = {
     "kimi_linear": decoder(
         where(attends, latent_attention(), kimi_delta()),
         where(dense_first(1), parts(
-            experts(count=NUMBERED),
-            where(lambda place: True, shared_experts("num_shared_experts", 1))), MLP)),
+            experts(count=NUMBERED, corrected=True), shared_experts("num_shared_experts", 1)), MLP)),
     "lfm2": decoder(_LFM_MIXED, feed_forward("feed_forward", ups=_LFM_NAMES, down="w2", width=_lfm_width),
                     norm=_LFM_NORMS, outer=_LFM_OUTER),
     "lfm2_moe": decoder(_LFM_MIXED, _LFM_MOE, norm=_LFM_NORMS, outer=_LFM_OUTER),

@@ -32,7 +32,7 @@ def mamba(at: str, *, rank: str, state: str, kernel: str, inner: str, bias: Flag
 
 
 def mamba2(at: str, *, heads: str, head_dim: str, groups: str, state: str, kernel: str, bias: Flag, conv_bias: Flag,
-           norm: Flag = True) -> Part:  # fmt: skip
+           norm: Flag = True, out_bias: Flag | None = None) -> Part:  # fmt: skip
     """Return a Mamba 2 mixer (arXiv 2405.21060); inner channels as its cache rule counts them."""
 
     def build(place: Place) -> Iterator[Weight]:
@@ -49,7 +49,8 @@ def mamba2(at: str, *, heads: str, head_dim: str, groups: str, state: str, kerne
         yield other(place, "A_log", 3 * many)
         if place.flag(norm):
             yield other(place, "norm", wide)
-        yield from linear(place, "out_proj", place.hidden, wide, bias=biased)
+        last = biased if out_bias is None else place.flag(out_bias)
+        yield from linear(place, "out_proj", place.hidden, wide, bias=last)
 
     return within(at, build)
 

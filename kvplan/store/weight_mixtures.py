@@ -4,14 +4,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, Final
 
-from kvplan.core.specs import LayerKind, LayerSpec
-from kvplan.core.weights import Weight, WeightKind
+from kvplan.core.specs import LayerKind
+from kvplan.core.weights import Weight
 from kvplan.store.weight_parts import (
-    GATED,
     Flag,
     Part,
     Place,
-    Test,
     Width,
     attention,
     dense_first,
@@ -28,6 +26,7 @@ from kvplan.store.weight_parts import (
     parts,
     said,
     shared_width,
+    vocabulary,
     where,
     within,
 )
@@ -37,13 +36,12 @@ from kvplan.store.weight_rules import (
     DRAFT,
     FOUR_NORMS,
     MLP,
-    OUTER_BIASED,
+    MLP_BIAS,
     OUTER,
+    OUTER_BIASED,
     TWO_BIASED,
-    TWO_NORMS,
     WeightRule,
     decoder,
-    joined,
 )
 
 ROUTED: Final = first_of("n_routed_experts", "num_local_experts", "num_experts")
@@ -51,14 +49,16 @@ NUMBERED: Final = first_of("num_experts", "num_local_experts")
 _MIXTRAL_NAMES: Final = ("w1", "w3", "w2")
 
 
-def shared_experts(key: str, default: int | None, at: str = "mlp.shared_experts") -> Part:
+def shared_experts(key: str, default: int | None, at: str = "mlp.shared_experts", *, bias: Flag = False) -> Part:
     """Return the experts that every token goes through, as wide as *key* says experts."""
-    return where(has_shared(key, default), feed_forward(at, width=shared_width(key, default)))
+    return where(has_shared(key, default), feed_forward(at, width=shared_width(key, default), bias=bias))
 
 
 def deepseek(attend: Part, *, first: int, shared: int | None = 1, extra: Part | None = None) -> WeightRule:
     """Return the rule of dense layers at first, then of experts with some that every token goes through."""
-    many = parts(experts(count=ROUTED), shared_experts("n_shared_experts", shared), *([extra] if extra else []))
+    many = parts(
+        experts(count=ROUTED, corrected=True), shared_experts("n_shared_experts", shared), *([extra] if extra else [])
+    )
     return decoder(attend, where(dense_first(first), many, MLP), draft=DRAFT)
 
 
@@ -90,8 +90,7 @@ def _ernie_statics(place: Place) -> list[Weight]:
 _ERNIE_BIAS: Final = ("use_bias", False)
 _ERNIE_MOE: Final = parts(
     experts(count="moe_num_experts"), _ernie_statics,
-    where(has_shared("moe_num_shared_experts", 2),
-          feed_forward("mlp.shared_experts", width=shared_width("moe_num_shared_experts", 2), bias=_ERNIE_BIAS)),
+    shared_experts("moe_num_shared_experts", 2, bias=_ERNIE_BIAS),
 )  # fmt: skip
 
 
@@ -126,12 +125,19 @@ def _gemma_outer(place: Place) -> Iterator[Weight]:
         yield other(place, "per_layer_projection_norm", small)
 
 
+def _scalar(place: Place) -> list[Weight]:
+    return [other(place, "layer_scalar", 1)]
+
+
 def _gemma_inputs(place: Place) -> Iterator[Weight]:
     small, hidden = place.number(256, "hidden_size_per_layer_input"), place.hidden
-    if small:
-        yield from linear(place, "per_layer_input_gate", small, hidden)
-        yield from linear(place, "per_layer_projection", hidden, small)
-        yield other(place, "post_per_layer_input_norm", hidden)
+    yield from linear(place, "per_layer_input_gate", small, hidden)
+    yield from linear(place, "per_layer_projection", hidden, small)
+    yield other(place, "post_per_layer_input_norm", hidden)
+
+
+def _has_inputs(place: Place) -> bool:
+    return place.number(256, "hidden_size_per_layer_input") > 0
 
 
 def _altup(place: Place) -> Iterator[Weight]:
@@ -171,7 +177,9 @@ def _gemma4_own_v(place: Place) -> bool:
 def _gemma4_experts(place: Place) -> Iterator[Weight]:
     yield from experts("", count="num_experts", router="router.proj")(place)
     yield other(place, "router.scale", place.hidden + place.keys.size("num_experts"))
-    yield from norms("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")(place)
+    yield from norms("post_feedforward_layernorm_1", "post_feedforward_layernorm_2", "pre_feedforward_layernorm_2")(
+        place
+    )
 
 
 def _windowed(place: Place) -> bool:
@@ -218,8 +226,8 @@ def _step_experts(place: Place) -> bool:
 
 
 _STEP_MOE: Final = parts(
-    experts("moe", count=first_of("moe_num_experts", "n_routed_experts", "num_local_experts")),
-    feed_forward("share_expert", width="share_expert_dim"),
+    experts("moe", count=first_of("moe_num_experts", "n_routed_experts", "num_local_experts"), corrected=True),
+    feed_forward("share_expert", width="share_expert_dim", bias=MLP_BIAS),
 )
 
 
@@ -253,6 +261,14 @@ def _compressor(place: Place, wide: int, ratio: int, norm: int) -> Iterator[Weig
     yield other(place, "ape", ratio * wide + norm)
 
 
+def _v4_choice(place: Place) -> list[Weight]:
+    """Return what chooses experts: in the first layers a table from tokens, in others a term for each expert."""
+    listed = place.keys.listed("mlp_layer_types", {"hash_moe": True, "moe": False})
+    hashed = place.index < place.number(3, "num_hash_layers") if listed is None else listed[place.index]
+    table = place.width(vocabulary) * place.keys.size("num_experts_per_tok")
+    return [other(place, "ffn.gate", table if hashed else place.width(ROUTED))]
+
+
 def _hyper(place: Place) -> list[Weight]:
     """Return the hyper-connections (arXiv 2409.19606) around both halves of a layer."""
     many = place.number(4, "hc_mult")
@@ -268,8 +284,8 @@ def _hyper_head(place: Place) -> list[Weight]:
 _V4: Final = WeightRule(
     layer=parts(
         within("attn", _v4_attention),
-        experts("ffn", count=ROUTED, names=_MIXTRAL_NAMES),
-        shared_experts("n_shared_experts", 1, "ffn.shared_experts"),
+        experts("ffn", count=ROUTED, names=_MIXTRAL_NAMES), _v4_choice,
+        feed_forward("ffn.shared_experts", width="moe_intermediate_size", bias=MLP_BIAS),
         norms("attn_norm", "ffn_norm"), _hyper,
     ),
     outer=parts(embedding("embed"), norms("norm"), _hyper_head), head="head",
@@ -288,20 +304,22 @@ def _longcat(place: Place) -> Iterator[Weight]:
     count = place.width(ROUTED)
     yield from experts(
         count=ROUTED, router="router.classifier", width=first_of("expert_ffn_hidden_size", "moe_intermediate_size"),
-        routed=lambda at: count + at.number(0, "zero_expert_num"),
+        routed=lambda at: count + at.number(0, "zero_expert_num"), corrected=True,
     )(place)  # fmt: skip
 
 
 _BIASED: Final = attention(bias=ATTENTION_BIAS)
 _NORMED: Final = attention(bias=ATTENTION_BIAS, head_norms=True)
 _MLA: Final = latent_attention()
-_MLA_BIAS_MLP: Final = feed_forward(bias=("mlp_bias", False))
 _GRANITE: Final = experts(
     "block_sparse_moe", count="num_local_experts", width="intermediate_size", router="router.layer",
     names=("input_linear", "output_linear"), fused=True, module="",
 )  # fmt: skip
 _MIXTRAL: Final = experts(
     "block_sparse_moe", count=first_of("num_local_experts"), width="intermediate_size", names=_MIXTRAL_NAMES
+)
+_MINIMAX: Final = experts(
+    "block_sparse_moe", count="num_local_experts", width="intermediate_size", names=_MIXTRAL_NAMES, corrected=True
 )
 _V3: Final = deepseek(_MLA, first=3)
 _QWEN_MOE: Final = experts(count=NUMBERED)
@@ -323,7 +341,7 @@ def _aria_shared(place: Place) -> int:
 MIXTURES: Final[dict[str, WeightRule]] = {
     "aria_text": decoder(
         _BIASED, experts(count="moe_num_experts", width="intermediate_size", router="router"),
-        feed_forward("mlp.shared_experts", width=_aria_shared, bias=("mlp_bias", False))),
+        feed_forward("mlp.shared_experts", width=_aria_shared, bias=MLP_BIAS)),
     "axk1": deepseek(_MLA, first=1, extra=_AX_NORM),
     "dbrx": WeightRule(
         layer=parts(
@@ -332,20 +350,22 @@ MIXTURES: Final[dict[str, WeightRule]] = {
                     names=("w1", "v1", "w2"), module="experts.mlp."),
             norms("norm_attn_norm.norm_1", "norm_attn_norm.norm_2")),
         outer=parts(embedding("wte"), norms("norm_f")), stem="blocks"),
-    "deepseek": deepseek(_BIASED, first=0, shared=0),
+    "deepseek": decoder(_BIASED, where(
+        dense_first(0), parts(experts(count=ROUTED), shared_experts("n_shared_experts", 0)), MLP)),
     "deepseek_ref": _V4,
     "deepseek_v2": decoder(
-        _MLA, where(dense_first(0), parts(experts(count=ROUTED), shared_experts("n_shared_experts", 2)),
-                    _MLA_BIAS_MLP)),
+        _MLA, where(dense_first(0), parts(experts(count=ROUTED), shared_experts("n_shared_experts", 2, bias=MLP_BIAS)),
+                    feed_forward(bias=MLP_BIAS))),
     "deepseek_v3": _V3,
     "deepseek_v32": _V3,
     "deepseek_v4": _V4,
     "dots1": deepseek(_NORMED, first=0, shared=0),
-    "ernie4_5_moe": decoder(attention(bias=_ERNIE_BIAS),
-                            where(_ernie_experts, _ERNIE_MOE, feed_forward(bias=_ERNIE_BIAS))),
+    "ernie4_5_moe": replace(
+        decoder(attention(bias=_ERNIE_BIAS), where(_ernie_experts, _ERNIE_MOE, feed_forward(bias=_ERNIE_BIAS))),
+        head_bias=_ERNIE_BIAS),
     "exaone_moe": decoder(
         attention(head_norms=True),
-        where(dense_first(1), parts(experts(count=NUMBERED), shared_experts("num_shared_experts", 1)), MLP)),
+        where(dense_first(1), parts(experts(count=NUMBERED, corrected=True), shared_experts("num_shared_experts", 1)), MLP)),
     "flex_olmo": decoder(attention(bias=ATTENTION_BIAS, wide_norms=True),
                          experts(count=NUMBERED, width="intermediate_size"), norm=AFTER_NORMS),
     "gemma3n_text": decoder(
@@ -353,7 +373,7 @@ MIXTURES: Final[dict[str, WeightRule]] = {
         norm=FOUR_NORMS, outer=_altup_outer),
     "gemma4_text": decoder(
         attention(bias=ATTENTION_BIAS, head_norms=True, own_v=_gemma4_own_v), feed_forward(width=_gemma4_width),
-        _gemma_inputs, where(said(("enable_moe_block", False)), _gemma4_experts), norm=FOUR_NORMS, outer=_gemma_outer),
+        where(_has_inputs, _gemma_inputs), _scalar, where(said(("enable_moe_block", False)), _gemma4_experts), norm=FOUR_NORMS, outer=_gemma_outer),
     "glm4_moe": deepseek(attention(bias=ATTENTION_BIAS, out_bias=False, head_norms=("use_qk_norm", False)), first=1),
     "glm4_moe_lite": deepseek(_MLA, first=1),
     "glm_moe_dsa": _V3,
@@ -362,7 +382,7 @@ MIXTURES: Final[dict[str, WeightRule]] = {
         experts(count=first_of("num_local_experts", "num_experts"), width="intermediate_size", router="router",
                 names=("gate_up_proj", "down_proj"), module="experts.", fused=True, bias=True)),
     "granitemoe": decoder(_BIASED, _GRANITE),
-    "granitemoe_swa": decoder(attention(bias=ATTENTION_BIAS, sinks=True), _GRANITE),
+    "granitemoe_swa": decoder(attention(bias=ATTENTION_BIAS, sinks=True), _GRANITE, granite_shared),
     "granitemoeshared": decoder(_BIASED, _GRANITE, granite_shared),
     "hunyuan_v1_moe": decoder(_NORMED, _one_number, experts(
         count=lambda place: _first(place, "num_experts"), width="intermediate_size", router="gate.wg"),
@@ -375,10 +395,10 @@ MIXTURES: Final[dict[str, WeightRule]] = {
                   feed_forward("feed_forward.shared_expert")),
             feed_forward("feed_forward", width="intermediate_size_mlp"))),
     "longcat_flash": WeightRule(layer=_longcat, outer=OUTER, per_block=2),
-    "mimo_v2_flash": decoder(attention(bias=ATTENTION_BIAS), _sinks,
-                             where(dense_first(1), experts(count=ROUTED), MLP)),
-    "minicpm3": decoder(_MLA, _MLA_BIAS_MLP),
-    "minimax_m2": decoder(attention(wide_norms=True), _MIXTRAL),
+    "mimo_v2_flash": decoder(attention(bias=ATTENTION_BIAS, out_bias=False), _sinks,
+                             where(dense_first(1), experts(count=ROUTED, corrected=True), MLP)),
+    "minicpm3": decoder(_MLA, feed_forward(bias=MLP_BIAS)),
+    "minimax_m2": decoder(attention(wide_norms=True), _MINIMAX),
     "mixtral": decoder(attention(), _MIXTRAL),
     "olmoe": decoder(attention(bias=ATTENTION_BIAS, wide_norms=True),
                      experts(count=NUMBERED, width="intermediate_size")),
@@ -390,10 +410,10 @@ MIXTURES: Final[dict[str, WeightRule]] = {
     "qwen3_vl_moe_text": decoder(_NORMED, where(in_steps, _QWEN_MOE, MLP)),
     "sarvam_mla": deepseek(_MLA, first=1),
     "sarvam_moe": deepseek(attention(bias=ATTENTION_BIAS, out_bias=False, head_norms=("use_qk_norm", True)), first=1),
-    "solar_open": decoder(_BIASED, experts(count=ROUTED), shared_experts("n_shared_experts", 1)),
-    "step3p5": decoder(within("self_attn", _step_attention), where(_step_experts, _STEP_MOE, MLP)),
-    "step3p7": decoder(within("self_attn", _step_attention), where(_step_experts, _STEP_MOE, MLP)),
-    "youtu": decoder(_MLA, feed_forward(bias=("mlp_bias", False))),
+    "solar_open": decoder(attention(bias=ATTENTION_BIAS, out_bias=False), experts(count=ROUTED, corrected=True), shared_experts("n_shared_experts", 1)),
+    "step3p5": decoder(within("self_attn", _step_attention), where(_step_experts, _STEP_MOE, feed_forward(bias=MLP_BIAS))),
+    "step3p7": decoder(within("self_attn", _step_attention), where(_step_experts, _STEP_MOE, feed_forward(bias=MLP_BIAS))),
+    "youtu": decoder(_MLA, MLP),
 }  # fmt: skip
 """By the config's `model_type`."""
 

@@ -14,8 +14,8 @@ from kvplan.core.specs import LayerKind, LayerSpec
 from kvplan.core.weights import Weight, WeightKind
 from kvplan.store.keys import HEADS, HIDDEN, Keys
 
-Flag = bool | tuple[str, bool]
-"""Always so, or as the config's key says, with what its class takes where the key is left out."""
+Flag = bool | tuple[str, bool] | Callable[["Place"], bool]
+"""Always so, or as the config's key says, with what its class takes where the key is left out; or as a test says."""
 Width = str | Callable[["Place"], int]
 
 
@@ -60,6 +60,8 @@ class Place:
         """Return what *flag* says here."""
         if isinstance(flag, bool):
             return flag
+        if not isinstance(flag, tuple):
+            return flag(self)
         key, default = flag
         return bool(self.keys.get(key)) if key in self.keys else default
 
@@ -105,6 +107,11 @@ def where(test: Test, then: Part, otherwise: Part | None = None) -> Part:
 def said(flag: Flag) -> Test:
     """Return the test whether the config says so."""
     return lambda place: place.flag(flag)
+
+
+def either(*keys: str) -> Test:
+    """Return the test whether one of the keys says so, which stand for the same in two spellings."""
+    return lambda place: any(place.keys.get(key) for key in keys)
 
 
 def attends(place: Place) -> bool:
@@ -228,7 +235,7 @@ def feed_forward(
 def experts(
     at: str = "mlp", *, count: Width, width: Width = "moe_intermediate_size", router: str = "gate",
     names: tuple[str, ...] = (*GATED, "down_proj"), inputs: Width | None = None, module: str = "experts.0.",
-    fused: bool = False, bias: bool = False, routed: Width | None = None,
+    fused: bool = False, bias: bool = False, corrected: Flag = False, routed: Width | None = None,
 ) -> Part:  # fmt: skip
     """Return a router and the experts that it chooses among; *routed* is their number where the router has more.
 
@@ -237,13 +244,14 @@ def experts(
         inputs: Features that experts read and write where they are not the hidden size.
         fused: Whether gate and up are one matrix.
         bias: Of router and experts.
+        corrected: Whether the router has a term for each expert that balances them (arXiv 2408.15664).
     """
 
     def build(place: Place) -> Iterator[Weight]:
         many, wide = place.width(count), place.width(width)
         read = place.width(inputs) if inputs else place.hidden
         chosen = place.width(routed) if routed else many
-        yield other(place, router, chosen * (place.hidden + bias))
+        yield other(place, router, chosen * (place.hidden + bias + place.flag(corrected)))
         for name in names[:-1]:
             yield from linear(
                 place, module + name, wide * (1 + fused), read, bias=bias, copies=many, kind=WeightKind.EXPERT

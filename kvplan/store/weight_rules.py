@@ -14,6 +14,7 @@ from kvplan.store.weight_parts import (
     Place,
     Width,
     attention,
+    either,
     embedding,
     experts,
     feed_forward,
@@ -85,7 +86,7 @@ def joined(*names: str, matrix: str, at: str = "") -> Part:
     """Return what joins a state and the embedding of the next token, with norms, before a layer that drafts."""
 
     def build(place: Place) -> Iterator[Weight]:
-        yield from linear(place, matrix, place.hidden, 2 * place.hidden)
+        yield other(place, matrix, 2 * place.hidden**2)  # in 16 bits in quantized models too
         yield from norms(*names)(place)
 
     return within(at, build)
@@ -97,7 +98,12 @@ DRAFT: Final = joined("enorm", "hnorm", "shared_head.norm", matrix="eh_proj")
 
 def four_times(place: Place) -> int:
     """Return the width of a feed-forward layer: `n_inner`, else four times the hidden size."""
-    return place.number(0, "n_inner", "ffn_hidden_size") or 4 * place.hidden
+    return place.number(0, "n_inner") or 4 * place.hidden
+
+
+def quadruple(place: Place) -> int:
+    """Return four times the hidden size."""
+    return 4 * place.hidden
 
 
 def _old(attend: Part, *, ups: tuple[str, ...], down: str, mlp: str = "mlp", norm: Part, outer: Part, stem: str,
@@ -141,10 +147,14 @@ def _falcon_norms(place: Place) -> list[Weight]:
     return [other(place, "input_layernorm", 2 * place.hidden, copies=2 if many == 2 else 1)]
 
 
+def _falcon_width(place: Place) -> int:
+    return place.number(0, "ffn_hidden_size") or 4 * place.hidden
+
+
 FALCON: Final = WeightRule(
     layer=parts(
         fused_attention("self_attention", "query_key_value", "dense", bias=("bias", False)),
-        feed_forward(ups=_4H, down="dense_4h_to_h", width=four_times, bias=("bias", False)),
+        feed_forward(ups=_4H, down="dense_4h_to_h", width=_falcon_width, bias=("bias", False)),
         _falcon_norms,
     ),
     outer=parts(embedding("word_embeddings"), norms("ln_f", bias=True)),
@@ -243,7 +253,7 @@ _GLM_ATTENTION: Final = attention(bias=("attention_bias", True), out_bias=False)
 
 DENSE: Final[dict[str, WeightRule]] = {
     "apertus": decoder(attention(bias=ATTENTION_BIAS, head_norms=True), feed_forward(ups=PLAIN),
-                       within("mlp.act_fn", _single("alpha_p", "alpha_n"))),
+                       within("mlp.act_fn", _single("alpha_p", "alpha_n", "beta", "eps"))),
     "arcee": decoder(attention(bias=ATTENTION_BIAS), feed_forward(ups=PLAIN, bias=MLP_BIAS)),
     "baichuan": decoder(fused_attention("self_attn", "W_pack", "o_proj"), MLP),
     "biogpt": _old(attention(names=("q_proj", "k_proj", "v_proj", "out_proj"), bias=True), ups=("fc1",), down="fc2",
@@ -252,7 +262,7 @@ DENSE: Final[dict[str, WeightRule]] = {
                    outer=parts(embedding(), _positions("embed_positions", 2), norms("layer_norm", bias=True))),
     "bitnet": decoder(attention(bias=ATTENTION_BIAS), MLP, _sub_norms),
     "bloom": _old(fused_attention("self_attention", "query_key_value", "dense", bias=True), ups=_4H,
-                  down="dense_4h_to_h", norm=TWO_BIASED, stem="h", outer=parts(
+                  down="dense_4h_to_h", norm=TWO_BIASED, stem="h", width=quadruple, outer=parts(
                       embedding("word_embeddings"), norms("word_embeddings_layernorm", "ln_f", bias=True))),
     "chatglm": WeightRule(
         layer=parts(
@@ -299,8 +309,8 @@ DENSE: Final[dict[str, WeightRule]] = {
     "internlm2": decoder(fused_attention("attention", "wqkv", "wo", bias=("bias", False)),
                          feed_forward("feed_forward", ups=("w1", "w3"), down="w2"),
                          norm=norms("attention_norm", "ffn_norm")),
-    "internlm3": decoder(attention(bias=("qkv_bias", False), out_bias=("bias", False)),
-                         feed_forward(bias=("bias", False))),
+    "internlm3": decoder(attention(bias=either("qkv_bias", "attention_bias"), out_bias=either("bias", "attention_bias")),
+                         feed_forward(bias=either("bias", "mlp_bias"))),
     "jais2": decoder(attention(bias=("attention_bias", True)), feed_forward(ups=PLAIN, bias=("mlp_bias", True)),
                      norm=TWO_BIASED, outer=OUTER_BIASED),
     "llama": _LLAMA,

@@ -12,7 +12,7 @@ from kvplan.store.keys import Keys
 from kvplan.store.quantization import read_quantization
 from kvplan.store.weight_hybrids import HYBRIDS
 from kvplan.store.weight_mixtures import MIXTURES
-from kvplan.store.weight_parts import Place, linear, vocabulary
+from kvplan.store.weight_parts import Place, linear, other, vocabulary
 from kvplan.store.weight_rules import DENSE, WeightRule
 
 WEIGHTS = {**DENSE, **MIXTURES, **HYBRIDS}
@@ -59,11 +59,11 @@ def model_weights(keys: Keys, geometry: Geometry) -> list[Weight]:
     layers = geometry.layers[:: rule.per_block]
     outside = Place(keys=keys, index=0, name="", spec=layers[0], layers=len(layers))
     weights = list(rule.outer(outside))
+    rows = outside.width(vocabulary)
     if not geometry.tied:
-        rows, biased = outside.width(vocabulary), outside.flag(rule.head_bias)
-        weights += linear(
-            outside, rule.head, rows, outside.width(rule.head_width), bias=biased, kind=WeightKind.HEAD
-        )
+        weights += linear(outside, rule.head, rows, outside.width(rule.head_width), kind=WeightKind.HEAD)
+    if outside.flag(rule.head_bias):
+        weights.append(other(outside, rule.head, rows))
     weights += _layers(rule, outside, rule.stem, 0, layers)
     return weights
 
@@ -99,6 +99,8 @@ def _layers(
 def _rule(keys: Keys) -> WeightRule:
     if keys.type not in WEIGHTS:
         raise UnsupportedModelError(
-            f"the weights of model_type {keys.type} are not known", where=keys.where, hint="name a model with its weights"
+            f"the weights of model_type {keys.type} are not known",
+            where=keys.where,
+            hint="name a model with its weights",
         )
     return WEIGHTS[keys.type]
