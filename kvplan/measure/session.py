@@ -336,9 +336,7 @@ def plan_grid(device: Device, request: Request) -> Grid:
         prefill=request.prefill,
         cache_bytes=cache_budget(info.memory_bytes, loaded_bytes),
     )
-    return plan_cells(
-        request.workload, spec, setting, formats=request.formats, block_tokens=request.block_tokens
-    )
+    return plan_cells(request.workload, spec, setting, formats=request.formats, block_tokens=request.block_tokens)
 
 
 def _cold_text(cold_bytes: int, last_level_cache_bytes: int) -> str:
