@@ -307,15 +307,21 @@ ARCHITECTURES: Final[dict[str, Architecture]] = {
 """By the config's `model_type`."""
 
 GGUF_MODEL_TYPES: Final = {
-    "arcee": "arcee", "bloom": "bloom", "cohere2": "cohere2", "command-r": "cohere", "deepseek2": "deepseek_v2",
-    "ernie4_5": "ernie4_5", "exaone4": "exaone4", "falcon": "falcon", "gemma": "gemma", "gemma2": "gemma2",
-    "gemma3": "gemma3_text", "glm4": "glm4", "gpt-oss": "gpt_oss", "gpt2": "gpt2", "gptj": "gptj",
-    "gptneox": "gpt_neox", "granite": "granite", "granitemoe": "granitemoe", "internlm2": "internlm2",
-    "llama": "llama", "mamba": "mamba", "mamba2": "mamba2", "minicpm": "minicpm", "minimax-m2": "minimax_m2",
-    "mistral": "mistral", "mistral3": "ministral3", "nemotron": "nemotron", "olmo": "olmo", "olmo2": "olmo2",
-    "olmoe": "olmoe", "phi2": "phi", "phi3": "phi3", "phimoe": "phimoe", "qwen2": "qwen2", "qwen2moe": "qwen2_moe",
-    "qwen3": "qwen3", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text", "qwen3moe": "qwen3_moe",
-    "qwen3next": "qwen3_next", "seed_oss": "seed_oss", "smollm3": "smollm3", "stablelm": "stablelm",
-    "starcoder": "gpt_bigcode", "starcoder2": "starcoder2",
+    "apertus": "apertus", "arcee": "arcee", "baichuan": "baichuan", "bloom": "bloom", "cohere2": "cohere2",
+    "command-r": "cohere", "deepseek": "deepseek", "deepseek2": "deepseek_v2", "ernie4_5": "ernie4_5",
+    "ernie4_5-moe": "ernie4_5_moe", "exaone": "exaone", "exaone4": "exaone4", "falcon": "falcon",
+    "falcon-h1": "falcon_h1", "gemma": "gemma", "gemma2": "gemma2", "gemma3": "gemma3_text", "gemma3n": "gemma3n_text",
+    "gemma4": "gemma4_text", "glm-dsa": "glm_moe_dsa", "glm4": "glm4", "glm4moe": "glm4_moe", "gpt-oss": "gpt_oss",
+    "gpt2": "gpt2", "gptj": "gptj", "gptneox": "gpt_neox", "granite": "granite", "granitehybrid": "granitemoehybrid",
+    "granitemoe": "granitemoe", "hunyuan-dense": "hunyuan_v1_dense", "hunyuan-moe": "hunyuan_v1_moe",
+    "internlm2": "internlm2", "jamba": "jamba", "jais2": "jais2", "lfm2": "lfm2", "lfm2moe": "lfm2_moe",
+    "llama": "llama", "llama4": "llama4_text", "mamba": "mamba", "mamba2": "mamba2", "minicpm": "minicpm",
+    "minimax-m2": "minimax_m2", "mistral": "mistral", "mistral3": "ministral3", "nemotron": "nemotron",
+    "nemotron_h": "nemotron_h", "nemotron_h_moe": "nemotron_h", "olmo": "olmo", "olmo2": "olmo2", "olmoe": "olmoe",
+    "phi2": "phi", "phi3": "phi3", "phimoe": "phimoe", "qwen2": "qwen2", "qwen2moe": "qwen2_moe",
+    "qwen2vl": "qwen2_vl_text", "qwen3": "qwen3", "qwen35": "qwen3_5_text", "qwen35moe": "qwen3_5_moe_text",
+    "qwen3moe": "qwen3_moe", "qwen3next": "qwen3_next", "qwen3vl": "qwen3_vl_text", "qwen3vlmoe": "qwen3_vl_moe_text",
+    "seed_oss": "seed_oss", "smollm3": "smollm3", "stablelm": "stablelm", "starcoder": "gpt_bigcode",
+    "starcoder2": "starcoder2",
 }  # fmt: skip
 """By a GGUF file's `general.architecture`."""

@@ -53,12 +53,15 @@ MAMBA: Final = CacheRule(layers=mamba_layers, reads=frozenset({"state_size", "co
 def jamba_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Return Jamba's layers: one of attention in each period, Mamba in the others (arXiv 2403.19887)."""
     states = _mamba1(keys, "mamba_d_state", "mamba_d_conv", keys.size("mamba_expand") * keys.size(*HIDDEN))
+    listed = keys.listed("layers_block_type", _MIXED_KINDS, keys.layer_count())
+    if listed is not None:
+        return _mixed(keys, listed, states)
     period, offset = keys.size("attn_layer_period"), keys.count("attn_layer_offset")
     return _mixed(keys, [layer % period == offset for layer in range(keys.layer_count())], states)
 
 
 _MAMBA_KEYS: Final = frozenset({"mamba_d_state"})
-JAMBA: Final = CacheRule(layers=jamba_layers, reads=_MAMBA_KEYS | {"attn_layer_period"})
+JAMBA: Final = CacheRule(layers=jamba_layers, reads=_MAMBA_KEYS | {"attn_layer_period", "layers_block_type"})
 
 
 def _mamba2(keys: Keys, inner: int, *, groups: str, state: str, kernel: str) -> tuple[StateCache, ...]:
