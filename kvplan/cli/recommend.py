@@ -58,7 +58,9 @@ def recommend_command(
 def _check_supported(workload: "Workload", engine: str) -> None:
     from kvplan.engines import find_engine
 
-    find_engine(workload.engine or engine)
+    chosen = find_engine(workload.engine or engine)
+    if chosen.formats:
+        raise UnsupportedFormatError(f"plans for engine {chosen.name!r} are not made yet", hint="use `kvplan size`")
     if workload.tensor_parallel != 1 or workload.pipeline_parallel != 1:
         raise UnsupportedFormatError("kvplan's runtime works on one device", hint="set parallel to 1")
 

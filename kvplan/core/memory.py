@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from kvplan.core.allocation import Term
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Workload
 from kvplan.errors import InputError, UnsupportedFormatError
@@ -25,20 +26,6 @@ _SEQUENCE_ENTRY_BYTES: Final = 8
 """Slot and length of a sequence, int32 each."""
 _MLP_WIDTHS: Final = 8
 """Hidden sizes that gate, up and their product are allowed together: a model's MLP is at most 4 hidden sizes wide."""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One named part of the memory.
-
-    Attributes:
-        formula: What it is made of.
-    """
-
-    name: str
-    bytes: int
-    formula: str
-    evidence: Evidence = Evidence.EXACT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,17 +49,17 @@ class MemoryPlan:
     @property
     def cache_bytes(self) -> int:
         """Pages, residuals, sinks and block tables."""
-        return sum(term.bytes for term in self.cache)
+        return int(sum(term.bytes for term in self.cache))
 
     @property
     def need_bytes(self) -> int:
         """All terms together."""
-        return sum(term.bytes for term in self.terms)
+        return int(sum(term.bytes for term in self.terms))
 
     @property
     def free_for_cache_bytes(self) -> int:
         """What weights and working memory leave."""
-        return self.limit_bytes - self.weights.bytes - sum(term.bytes for term in self.working)
+        return int(self.limit_bytes - self.weights.bytes - sum(term.bytes for term in self.working))
 
     @property
     def fits(self) -> bool:

@@ -2,22 +2,44 @@
 
 from typing import Final
 
+from kvplan.core.allocation import Allocation, Setup
+from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
 from kvplan.engines.kvplan import KVPLAN
-from kvplan.errors import UnsupportedFormatError
+from kvplan.engines.vllm import VLLM
+from kvplan.errors import InputError, UnsupportedFormatError
 
-ENGINES: Final = {KVPLAN.name: KVPLAN}
+ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM)}
 
 
 def find_engine(name: str | None) -> Engine:
     """Return the engine of that name; kvplan's own runtime where none is named.
 
     Raises:
-        UnsupportedFormatError: kvplan does not know that engine's allocator.
+        InputError: kvplan does not know that engine's allocator.
     """
     engine = ENGINES.get(name or KVPLAN.name)
     if engine is None:
-        raise UnsupportedFormatError(
-            f"the allocator of engine {name!r} is not known here", hint=f"plan for {', '.join(ENGINES)}"
-        )
+        raise InputError(f"engine {name!r} is not known", where="--engine", hint=f"one of {', '.join(ENGINES)}")
     return engine
+
+
+def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -> Allocation:
+    """Return the engine's allocation of *model* in the format of a name.
+
+    Raises:
+        UnsupportedFormatError: The engine has no such format; the message names those that have it.
+        UnsupportedModelError: How the engine keeps what a layer caches is not known.
+        InputError: Ranks or stages do not divide the model.
+    """
+    try:
+        return engine.allocate(model, format_name, setup)
+    except UnsupportedFormatError as error:
+        others = [other.title for other in ENGINES.values() if other is not engine and _caches(other, format_name)]
+        if not others:
+            raise
+        raise UnsupportedFormatError(error.message, where=error.where, hint=f"{', '.join(others)} has it") from error
+
+
+def _caches(engine: Engine, name: str) -> bool:
+    return any(name in (form.name, form.same_as, *form.aliases) for form in engine.formats)

@@ -79,21 +79,30 @@ def _option(option: Option) -> dict[str, object]:
     }  # fmt: skip
 
 
-def sizes_json(results: Sequence[CacheSize], engine: str) -> str:
+def sizes_json(results: Sequence[CacheSize]) -> str:
     """Return the answers of `kvplan size` as JSON."""
-    return dump(
-        {
-            "results": [
-                {
-                    "model": size.model, "format": size.format, "engine": engine, "tp": 1, "pp": 1,
-                    "context": size.context_tokens, "evidence": "exact", "logical": size.logical,
-                    **({"allocated": size.allocated} if size.allocated else {"reason": size.reason}),
-                    **({"capacity": size.capacity} if size.capacity else {}),
-                }
-                for size in results
-            ]
-        }
-    )  # fmt: skip
+    return dump({"results": [_whole(plain(_size(size))) for size in results]})
+
+
+def _whole(value: Any) -> Any:
+    """Return *value* with the floats that are whole as integers: bytes may be fractions and rarely are."""
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _size(size: CacheSize) -> dict[str, object]:
+    parts = {
+        "allocated": size.allocated, "terms": size.terms, "capacity": size.capacity, "memory": size.pool,
+        "notes": size.notes, "reason": size.reason,
+    }  # fmt: skip
+    return {
+        "model": size.model, "format": size.format, "engine": size.engine, "tp": size.setup.tensor_parallel,
+        "pp": size.setup.pipeline_parallel, "context": size.context_tokens, "evidence": "exact",
+        "logical": size.logical, **{key: part for key, part in parts.items() if part},
+    }  # fmt: skip
 
 
 def formats_json(facts: Sequence[FormatFacts]) -> str:

@@ -11,7 +11,8 @@ from kvplan.core.plans import Option, Outcome, Plan, Quantity, Status, Verdict
 from kvplan.core.sentences import verdict_name
 from kvplan.core.specs import Evidence
 from kvplan.core.verdicts import limit_text, quality_bound, quality_text
-from kvplan.engines.kvplan import KVPLAN, start_text
+from kvplan.engines.engine import Launch
+from kvplan.engines.kvplan import KVPLAN
 from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes, format_seconds
 
@@ -34,8 +35,11 @@ def print_plan(console: Console, plan: Plan, *, model: str, workload: str, expla
         console.print()
         pick = plan.pick
         kernel = plan.kernels[0] if plan.kernels else ""
-        start = start_text(pick.format, pick.block_tokens, blocks=pick.blocks, slots=pick.slots, kernel=kernel)
-        say(console, start, wrap=False)
+        launched = Launch(
+            model=model, format=pick.format, block_tokens=pick.block_tokens, context_tokens=0, sequences=pick.slots,
+            blocks=pick.blocks, kernel=kernel,
+        )  # fmt: skip
+        say(console, KVPLAN.launch(launched).command, wrap=False)
         say(console, plan.bottleneck)
     if plan.missing:
         _print_missing(console, plan, f"{model} -w {workload}")

@@ -6,14 +6,34 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvplan.core.sizes import CacheSize
-from kvplan.engines.kvplan import KVPLAN
+from kvplan.engines import find_engine
 from kvplan.report.table import plain_table, say
-from kvplan.units import format_bytes
+from kvplan.units import format_bytes, format_count
 
 
-def print_sizes(console: Console, results: Sequence[CacheSize], *, predicted: bool = False) -> None:
-    """Print the answers of `kvplan size`; *predicted* says that the pool is what predicted activations leave."""
-    heads = [("model", False), ("format", False), ("context", True), ("a sequence", True), ("a token", True)]
+def print_sizes(console: Console, results: Sequence[CacheSize], *, terms: bool = False) -> None:
+    """Print the answers of `kvplan size`, with what lies between geometry and allocation where *terms*."""
+    _print_table(console, results)
+    for engine in dict.fromkeys(size.engine for size in results if size.allocated):
+        say(console, f"exact, of one rank, as {find_engine(engine).allocator} allocates")
+    for size in results:
+        if terms and size.allocated:
+            _print_terms(console, size, named=len(results) > 1)
+    for model, reason in dict.fromkeys((size.model, size.reason) for size in results if not size.allocated):
+        say(console, f"exact (logical) for {model}: kvplan's runtime does not hold it, because {reason}")
+    for size in results[:1]:
+        for term in size.pool:
+            say(console, f"{term.name}: {format_bytes(term.bytes, digits=2)}, {term.evidence}, {term.formula}")
+        if size.pool:
+            say(console, "not in there: the process's context and captured graphs, which only a run can tell")
+    for note in dict.fromkeys(note for size in results for note in size.notes):
+        say(console, f"note: {note}")
+
+
+def _print_table(console: Console, results: Sequence[CacheSize]) -> None:
+    engines = len({size.engine for size in results}) > 1
+    heads = [("model", False), *([("engine", False)] if engines else []), ("format", False), ("context", True)]
+    heads += [("a sequence", True), ("a token", True)]
     pooled = any(size.capacity for size in results)
     heads += [("sequences", True), ("tokens", True), ("longest", True)] if pooled else []
     table = plain_table(heads)
@@ -21,17 +41,19 @@ def print_sizes(console: Console, results: Sequence[CacheSize], *, predicted: bo
     for size in results:
         counted = size.allocated or size.logical
         row = [
-            escape(size.model), escape(size.format), str(size.context_tokens),
+            escape(size.model), *([size.engine] if engines else []), escape(size.format), str(size.context_tokens),
             format_bytes(counted.bytes_per_sequence, digits=2),
             format_bytes(counted.growth_bytes_per_token, digits=2),
         ]  # fmt: skip
         if size.capacity:
-            row += [str(size.capacity.max_concurrency), str(size.capacity.tokens), str(size.capacity.max_context)]
+            capacity = size.capacity
+            row += [format_count(capacity.max_concurrency), str(capacity.tokens), str(capacity.max_context)]
         table.add_row(*row)
     console.print(table)
-    if any(size.allocated for size in results):
-        say(console, f"exact, as {KVPLAN.allocator} allocates: whole blocks, full residuals, sinks")
-    for model, reason in dict.fromkeys((size.model, size.reason) for size in results if not size.allocated):
-        say(console, f"exact (logical) for {model}: no engine here allocates it yet, because {reason}")
-    if predicted:
-        say(console, "sequences: in what weights (exact) and one prefill chunk (predicted) leave of --memory")
+
+
+def _print_terms(console: Console, size: CacheSize, *, named: bool) -> None:
+    label = f"{size.model} {size.engine} {size.format}: " if named else ""
+    parts = [f"geometry {format_bytes(size.logical.bytes_per_sequence, digits=2)}"]
+    parts += [f"{term.name} {format_bytes(term.bytes, digits=2)}" for term in size.terms]
+    say(console, label + " + ".join(parts))

@@ -50,7 +50,13 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "says"),
     [
-        (["--engine", "vllm"], 3, "engine 'vllm'"),
+        (["--engine", "vllm9"], 2, "engine 'vllm9'"),
+        (["--engine", "vllm", "-f", "int8"], 3, "vllm has no cache format 'int8'"),
+        (["--engine", "vllm", "--tp", "3"], 2, "3 ranks do not divide 32 query and 8 KV heads"),
+        (["--engine", "vllm", "--pp", "17"], 2, "17 stages for 16 layers"),
+        (["--engine", "vllm", "--draft-tokens", "1"], 2, "has no draft layers"),
+        (["--engine-version", "new"], 2, "no version"),
+        (["--context", "8193"], 2, "beyond the 8192"),
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
@@ -108,7 +114,7 @@ def test_the_screen_says_that_such_bytes_are_logical(run: Any, latent: Path) -> 
     assert answer.status == 0
     assert "34.31 KiB" in answer.out
     assert "exact (logical)" in " ".join(answer.out.split())
-    assert "no engine here allocates it yet" in " ".join(answer.out.split())
+    assert "kvplan's runtime does not hold it, because attention is latent" in " ".join(answer.out.split())
 
 
 def test_a_format_that_says_nothing_of_such_a_cache_is_refused(run: Any, latent: Path) -> None:
