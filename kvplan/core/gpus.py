@@ -116,3 +116,13 @@ def of_arch(arch: str) -> tuple[Gpu, ...]:
 
 GPUS: Final = {arch: of_arch(arch)[0] for arch in dict.fromkeys(gpu.arch for gpu in ALL)}
 """One GPU of each architecture."""
+
+
+def capability_of(device: str) -> int | None:
+    """Return the compute capability of a device by its driver's name, as 90 for 9.0; None where it is not known here.
+
+    >>> capability_of("NVIDIA H100 80GB HBM3"), capability_of("a laptop")
+    (90, None)
+    """
+    found = [gpu for gpu in ALL if device in (gpu.driver_name, gpu.name)]
+    return int(found[0].arch.removeprefix("sm_")) if found else None
