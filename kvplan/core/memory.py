@@ -144,7 +144,8 @@ class DeviceMemory(ABC):
         if WEIGHT_BITS[kind] == 16 and model.weight_bytes is not None:
             return Term("weights", model.weight_bytes, "as loaded, 16 bits", model.weight_evidence)
         if model.parameters is None:
-            raise InputError(f"{model.name} has no weights to count", hint="name a model with its weights")
+            reason = f": {model.weights_unknown}" if model.weights_unknown else ""
+            raise InputError(f"{model.name} has no weights to count{reason}", hint="name a model with its weights")
         size = model.parameters * WEIGHT_BITS[kind] // 8
         return Term(
             "weights", size, f"{model.parameters} parameters x {WEIGHT_BITS[kind]} bits, no scales", Evidence.PREDICTED

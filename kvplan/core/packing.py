@@ -81,6 +81,11 @@ class EngineFormat:
     source: str = ""
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """Every word that stands for it."""
+        return tuple(name for name in (self.name, self.same_as, *self.aliases) if name)
+
+    @property
     def quantized(self) -> bool:
         """Whether anything takes fewer than 16 bits."""
         return min(self.key.bits, self.value.bits) < 16

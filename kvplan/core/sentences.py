@@ -148,7 +148,8 @@ def remarks(
         found.append("Times are of the reference operations, which define the kernels and are far slower.")
     if pick is not None:
         found += _pick_remarks(options, pick, workload)
-        found += [pick.setting.note[0].upper() + pick.setting.note[1:] + "."] if pick.setting.note else []
+        if pick.setting.note and (pick.quality or pick.tpot.value_s is not None):
+            found.append(f"Stand-in: {pick.setting.note}.")
     if workload.target.ttft_ms:
         found.append("TTFT is prefill and packing of one prompt, timed once a repeat; queueing is not in it.")
     if any(o.setting.own for o in options) and any(layer.kind is LayerKind.SLIDING for layer in model.layers):

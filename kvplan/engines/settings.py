@@ -12,9 +12,9 @@ from kvplan.core.packing import EngineFormat
 from kvplan.core.settings import Setting
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Search, Workload
-from kvplan.engines import allocate
+from kvplan.engines import allocate, engines_with
 from kvplan.engines.engine import Engine
-from kvplan.errors import KvplanError, UnsupportedFormatError
+from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.layout import Order
 
 Refused = tuple[str, str]
@@ -34,14 +34,19 @@ def engine_settings(
     """
     settings: list[Setting] = []
     refused: list[Refused] = []
+    asked = workload.search.formats != Search().formats
     for name in _names(engine, workload, model):
         try:
             form = _named(engine, name)
             _check_device(form, device)
-            sizes = _block_sizes(engine, workload)
-            settings += [_setting(engine, form, model, workload, block) for block in sizes]
-        except KvplanError as error:
+        except UnsupportedFormatError as error:
             refused.append((name, str(error)))
+            continue
+        try:
+            settings += [_setting(engine, form, model, workload, block) for block in _block_sizes(workload)]
+        except UnsupportedFormatError as error:
+            if asked or form.name == engine.default_format(model):  # else nobody asked for it
+                refused.append((name, str(error)))
     unique = {(setting.format, setting.block_tokens): setting for setting in settings}
     return list(unique.values()), refused
 
@@ -61,7 +66,7 @@ def _named(engine: Engine, name: str) -> EngineFormat:
         if word in (form.name, form.same_as, form.like, *form.aliases):
             return form
     message = f"{engine.title} has no cache format {name!r}"
-    raise UnsupportedFormatError(message, hint=f"it has {', '.join(form.name for form in engine.formats)}")
+    raise UnsupportedFormatError(message, hint=f"{', '.join(engines_with(name, engine))} has it")
 
 
 def _check_device(form: EngineFormat, device: str) -> None:
@@ -71,7 +76,7 @@ def _check_device(form: EngineFormat, device: str) -> None:
         raise UnsupportedFormatError(f"{form.name} needs compute capability {need}, {device} has less: {form.why}")
 
 
-def _block_sizes(engine: Engine, workload: Workload) -> Sequence[int | None]:
+def _block_sizes(workload: Workload) -> Sequence[int | None]:
     return workload.search.block_tokens if workload.search.block_tokens != Search().block_tokens else (None,)
 
 
@@ -101,7 +106,7 @@ def _setting(
         measured_as=read_format(named) if named else None,
         memory_of=partial(_memory_of, engine, form, block_tokens),
         own=False,
-        note="" if not form.like else f"{form.name} stores other codes than kvplan's {form.like}, which was measured",
+        note="" if not form.like else f"{form.name} stores other codes than {form.like}, whose figures stand for it",
     )
 
 
