@@ -68,8 +68,7 @@ def explain_log(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]
 
 def engines_with(format_name: str, but: Engine) -> list[str]:
     """Return the engines other than *but* that cache in the format of a name, kvplan's own runtime last."""
-    others = [engine for engine in ENGINES.values() if engine is not but and engine.formats]
-    found = [engine.title for engine in others if any(format_name in form.names for form in engine.formats)]
+    found = [engine.title for engine in ENGINES.values() if engine is not but and engine.has_format(format_name)]
     try:
         read_format(format_name)
     except UnsupportedFormatError:

@@ -83,6 +83,12 @@ class Engine:
     explain: Callable[[LogFacts, ModelSpec | None], tuple[Finding, ...]] | None = None
     pairs: bool = False
 
+    def has_format(self, name: str) -> bool:
+        """Whether it caches in the format of a name of its own, or in one that stores the same bits."""
+        key, slash, value = name.removeprefix(f"{self.name}:").partition("/")
+        words = {word for form in self.formats for word in form.names}
+        return key in words and (not slash or (self.pairs and value in words))
+
     @property
     def allocator(self) -> str:
         """The allocator in a few words."""
