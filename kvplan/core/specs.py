@@ -54,11 +54,13 @@ class StateCache:
         name: What it is: the inputs of a short convolution, or a recurrent state.
         elements: Of one sequence.
         item_bits: Of one element; 16 where it is of the type that the model runs in.
+        free_type: Whether neither the config nor the family says the type, so that each engine takes its own.
     """
 
     name: str
     elements: int
     item_bits: int = 16
+    free_type: bool = False
 
     @property
     def nbytes(self) -> int:
