@@ -7,16 +7,15 @@ from kvplan.core.allocation import Setup
 from kvplan.core.formats import REFERENCE_HEAD_DIM, FormatFacts
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import ModelSpec
-from kvplan.engines import ENGINES, allocate
+from kvplan.engines import ENGINES, OWN, allocate
 from kvplan.engines.engine import Engine
-from kvplan.engines.kvplan import NAME
 from kvplan.errors import KvplanError
 
 
 def with_engines(fact: FormatFacts) -> FormatFacts:
     """Return the facts of one of kvplan's formats with the engines that store the same bits."""
     others = [engine.name for engine in ENGINES.values() if engine.has_format(fact.name)]
-    return replace(fact, engines=(NAME, *others))
+    return replace(fact, engines=(OWN, *others))
 
 
 def engine_facts(model: ModelSpec | None = None) -> Iterator[FormatFacts]:
