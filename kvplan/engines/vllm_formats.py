@@ -42,7 +42,7 @@ FORMATS: Final = (
         capability=89, why=_E4M3_NEEDS, since="0.4.1", source=_CACHE,
     ),
     EngineFormat(
-        name="fp8_e5m2", key=_BYTE, value=_BYTE, latent=_BYTE, capability=80, why="its kernels need bf16 arithmetic",
+        name="fp8_e5m2", key=_BYTE, value=_BYTE, latent=_BYTE,
         since="0.3", source=_CACHE,
     ),
     EngineFormat(
