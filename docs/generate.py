@@ -121,7 +121,7 @@ def models() -> str:
     return "\n".join([_NOTE, "# Models\n", text, "| layers | `model_type` |\n|---|---|", *rows]) + "\n"
 
 
-_ENGINES: Final = """What each engine caches in, by the value of its own flag; `kvplan size --engine` and `recommend` name it so.
+_ENGINES: Final = """What each engine caches in, by the value of its own flag: `kvplan size` and `recommend` name it so.
 Bits are of an element of a head of 128, scales counted. A format is refused on a device that lacks what it needs.
 [Engines](../explanation/engines.md) says how each allocates.
 """

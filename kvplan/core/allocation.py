@@ -305,6 +305,10 @@ class GroupedAllocation(Allocation):
         sums = {name: sum(part[name] for part in parts) for name in _FORMULAS}
         return tuple(Term(name, value, _FORMULAS[name]) for name, value in sums.items() if value)
 
+    def charged_bytes(self, tokens: int) -> float:
+        """Return what the engine's own check of a longest sequence charges for *tokens*; what it takes, mostly."""
+        return self.sequence_bytes(tokens)
+
     def sequence_blocks(self, tokens: int) -> int:
         """Return the blocks of all groups that a sequence of *tokens* takes."""
         return sum(group.blocks(tokens) for group in self.groups)
