@@ -368,6 +368,6 @@ _FLAG_VALUES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def default_format(model: ModelSpec) -> str:
-    """Return what `auto` is: 8 bits for sparse attention (vllm/model_executor/models/config.py), else the run's type."""
+    """Return what `auto` is: 8 bits for sparse attention (vllm `models/config.py`), else the run's type."""
     sparse = any(layer.sides for layer in model.layers)
     return SPARSE_LATENT if sparse else run_type(model)
