@@ -60,7 +60,7 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
-        (["--memory", "8GiB"], 2, "weights and activations of"),
+        (["--memory", "8GiB"], 2, "take 9.24 GiB"),
         (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
         (["--kv-memory", "8 parsecs"], 2, "no size"),
         (["--kv-memory", "8"], 2, "has no unit"),
@@ -74,6 +74,16 @@ def test_what_it_cannot_count_is_one_line(run: Any, config: Path, options: list[
     assert answer.out == ""
     assert answer.err.count("\n") == 1
     assert says in answer.err
+
+
+def test_weights_that_a_config_describes_leave_a_pool_and_others_are_named(run: Any, config: Path) -> None:
+    pool = json.loads(run("size", config, "--memory", "16GiB", "--json").out)["results"][0]["capacity"]
+    assert pool["tokens"] > 0
+    config.write_text(json.dumps({**CONFIG, "intermediate_size": None}))
+    answer = run("size", config, "--memory", "16GiB")
+    assert answer.status == 2
+    assert "has no intermediate_size" in answer.err
+    assert "--kv-memory" in answer.err
 
 
 def test_the_screen_has_a_row_an_answer(run: Any, config: Path) -> None:
