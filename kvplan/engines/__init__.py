@@ -7,10 +7,11 @@ from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
 from kvplan.engines.kvplan import KVPLAN
 from kvplan.engines.llama_cpp import LLAMA_CPP
+from kvplan.engines.lmdeploy import LMDEPLOY
 from kvplan.engines.vllm import VLLM
 from kvplan.errors import InputError, UnsupportedFormatError
 
-ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, LLAMA_CPP)}
+ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, LLAMA_CPP, LMDEPLOY)}
 
 
 def find_engine(name: str | None) -> Engine:

@@ -51,14 +51,11 @@ DEEPSEEK_R1 = {"layers": 61, "heads": 128, "kv": 128, "hidden": 7168, "model_typ
 
 def printed(allocation: BufferAllocation, tokens: int) -> dict[str, tuple[int, float]]:
     """The cells of each cache and the MiB of all its buffers, as the log has them."""
-    slots = allocation.slots
-    return {
-        cache.name: (
-            cells := cache.cells(slots, tokens),
-            round(float(slots.buffers * cells * cache.cell_bytes) / MIB, 2),
-        )
-        for cache in allocation.caches
-    }
+    slots, found = allocation.slots, {}
+    for cache in allocation.caches:
+        cells = cache.cells(slots, tokens)
+        found[cache.name] = cells, round(float(slots.buffers * cells * cache.cell_bytes) / MIB, 2)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -198,7 +195,7 @@ def test_v_is_as_wide_as_the_widest_without_flash_attention(spec: Any) -> None:
 
 
 def test_devices_hold_whole_layers_and_the_output_is_one_more(spec: Any) -> None:
-    """`get_layer_buft_list` of src/llama-model.cpp: device = floor(layer * devices / 33) of 32 layers and the output."""
+    """`get_layer_buft_list` of src/llama-model.cpp: floor(layer * devices / 33) for 32 layers and the output."""
     sizes = [allocate(spec(**LLAMA_8B), "f16", Setup(context_tokens=256, pipeline_parallel=n)).server_bytes(256) / MIB
              for n in (1, 2, 4, 32)]  # fmt: skip
     assert sizes == [32, 17, 9, 2]
