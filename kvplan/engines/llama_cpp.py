@@ -15,7 +15,7 @@ from typing import Final
 from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGroup, Capacity, Setup, Term, largest
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
-from kvplan.engines.engine import Engine, Launch, LaunchText, find_format, head_bytes, refuse_layer
+from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, refuse_layer
 from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS
 from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, keeps_windows, refusal
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
@@ -449,9 +449,3 @@ def launch(setting: Launch) -> LaunchText:
 def default_format(model: ModelSpec) -> str:
     """Return what is cached in where nothing is said: fp16."""
     return "f16"
-
-
-LLAMA_CPP: Final = Engine(
-    name=NAME, title="llama.cpp", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=default_format, pairs=True,
-)  # fmt: skip
