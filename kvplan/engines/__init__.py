@@ -9,10 +9,11 @@ from kvplan.engines.kvplan import KVPLAN
 from kvplan.engines.llama_cpp_engine import LLAMA_CPP
 from kvplan.engines.lmdeploy import LMDEPLOY
 from kvplan.engines.logs import Finding, LogFacts, clean_lines
+from kvplan.engines.transformers_cache import TRANSFORMERS
 from kvplan.engines.vllm_engine import VLLM
 from kvplan.errors import InputError, UnsupportedFormatError
 
-ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, LLAMA_CPP, LMDEPLOY)}
+ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, LLAMA_CPP, LMDEPLOY, TRANSFORMERS)}
 
 
 def find_engine(name: str | None) -> Engine:
