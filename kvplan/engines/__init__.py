@@ -3,6 +3,7 @@
 from typing import Final
 
 from kvplan.core.allocation import Allocation, Setup
+from kvplan.core.formats import read_format
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
 from kvplan.engines.kvplan import KVPLAN
@@ -39,7 +40,7 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
     try:
         return engine.allocate(model, format_name, setup)
     except UnsupportedFormatError as error:
-        others = [other.title for other in ENGINES.values() if other is not engine and _caches(other, format_name)]
+        others = engines_with(format_name, engine)
         if not others:
             raise
         raise UnsupportedFormatError(error.message, where=error.where, hint=f"{', '.join(others)} has it") from error
@@ -68,5 +69,12 @@ def explain_log(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]
     return () if explain is None else tuple(sorted(explain(facts, model), key=lambda finding: finding.line))
 
 
-def _caches(engine: Engine, name: str) -> bool:
-    return any(name in (form.name, form.same_as, *form.aliases) for form in engine.formats)
+def engines_with(format_name: str, but: Engine) -> list[str]:
+    """Return the engines other than *but* that cache in the format of a name, kvplan's own runtime last."""
+    others = [engine for engine in ENGINES.values() if engine is not but and engine.formats]
+    found = [engine.title for engine in others if any(format_name in form.names for form in engine.formats)]
+    try:
+        read_format(format_name)
+    except UnsupportedFormatError:
+        return found
+    return found if but is KVPLAN else [*found, KVPLAN.title]

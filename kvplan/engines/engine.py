@@ -97,7 +97,7 @@ def find_format(engine: str, formats: tuple[EngineFormat, ...], name: str) -> En
     """
     word = name.removeprefix(f"{engine}:")
     for form in formats:
-        if word in (form.name, form.same_as, *form.aliases):
+        if word in form.names:
             return form
     raise UnsupportedFormatError(
         f"{engine} has no cache format {name[:60]!r}", hint=f"it has {', '.join(form.name for form in formats)}"

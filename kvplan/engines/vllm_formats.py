@@ -13,6 +13,9 @@ _PAGES: Final = "vllm/v1/kv_cache_interface.py, real_page_size_bytes, 2026-11-30
 _TURBOQUANT: Final = "vllm/model_executor/layers/quantization/turboquant/config.py, 2026-11-30"
 
 _BYTE: Final = Packing(bits=8)
+_SCALED_8: Final = Packing(bits=8, vector_bits=32)
+_SCALED_4: Final = Packing(bits=4, vector_bits=32)
+"""With a float32 scale a head and token."""
 _E4M3_NEEDS: Final = "Triton and FlashInfer convert E4M3 from compute capability 8.9 on (vllm-project/vllm#26431)"
 SPARSE_LATENT: Final = "fp8_ds_mla"
 """Of sparse MLA in 8 bits: 512 E4M3 with a float32 scale for each 128, and 64 bf16 that carry the position."""
@@ -49,15 +52,15 @@ FORMATS: Final = (
         why="FlashMLA's sparse kernels need it", since="0.11", source=_PAGES,
     ),
     EngineFormat(
-        name="int8_per_token_head", key=Packing(bits=8, vector_bits=32), value=Packing(bits=8, vector_bits=32),
+        name="int8_per_token_head", like="int8", key=_SCALED_8, value=_SCALED_8,
         since="0.20", source=_PAGES,
     ),
     EngineFormat(
-        name="fp8_per_token_head", key=Packing(bits=8, vector_bits=32), value=Packing(bits=8, vector_bits=32),
+        name="fp8_per_token_head", like="fp8_e4m3", key=_SCALED_8, value=_SCALED_8,
         capability=89, why=_E4M3_NEEDS, since="0.20", source=_PAGES,
     ),
     EngineFormat(
-        name="int4_per_token_head", key=Packing(bits=4, vector_bits=32), value=Packing(bits=4, vector_bits=32),
+        name="int4_per_token_head", like="int4", key=_SCALED_4, value=_SCALED_4,
         since="0.22", source=_CACHE,
     ),
     EngineFormat(

@@ -52,7 +52,6 @@ def test_several_profiles_add_up(run: Any, workload: Path, tmp_path: Path, make:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("schema: 1", "schema: 1\nengine: vllm", "engine 'vllm'"),
         ("schema: 1", "schema: 1\nparallel: {tensor: 2}", "one device"),
         ("schema: 1", "schema: 1\ndevice: NVIDIA L4", "asks for NVIDIA L4"),
         ("model: made-up", "model: demo", "asks for demo"),
