@@ -8,7 +8,7 @@ from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
 from kvplan.engines.kvplan import KVPLAN
 from kvplan.engines.llama_cpp_engine import LLAMA_CPP
-from kvplan.engines.lmdeploy import LMDEPLOY
+from kvplan.engines.lmdeploy_engine import LMDEPLOY
 from kvplan.engines.logs import Finding, LogFacts, clean_lines
 from kvplan.engines.transformers_cache import TRANSFORMERS
 from kvplan.engines.vllm_engine import VLLM

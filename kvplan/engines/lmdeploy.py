@@ -14,14 +14,12 @@ from kvplan.core.allocation import BlockGroup, CacheGroup, CachePart, Capacity, 
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
 from kvplan.engines.engine import (
-    Engine,
     Launch,
     LaunchText,
     find_format,
     head_bytes,
     rank_heads,
     refuse_layer,
-    run_type,
 )
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 from kvplan_kernels.layout import ceil_div
@@ -306,9 +304,3 @@ def launch(setting: Launch) -> LaunchText:
         file_name="lmdeploy_config.py",
         file_text=f"from lmdeploy import TurbomindEngineConfig\n\nconfig = TurbomindEngineConfig({arguments})\n",
     )
-
-
-LMDEPLOY: Final = Engine(
-    name=NAME, title="LMDeploy TurboMind", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type,
-)  # fmt: skip
