@@ -35,18 +35,17 @@ def recommend_command(
     """
     from kvplan.core.planner import make_plan
     from kvplan.core.plans import Outcome
-    from kvplan.engines import find_engine
-    from kvplan.engines.kvplan import KVPLAN
+    from kvplan.engines import OWN, find_engine
     from kvplan.engines.settings import engine_settings
     from kvplan.store.workloads import load_workload
 
     asked = load_workload(workload)
     chosen = find_engine(asked.engine or engine)
-    if chosen is KVPLAN and (asked.tensor_parallel != 1 or asked.pipeline_parallel != 1):
+    if chosen.name == OWN and (asked.tensor_parallel != 1 or asked.pipeline_parallel != 1):
         raise UnsupportedFormatError("kvplan's runtime works on one device", hint="set parallel to 1")
-    model, known = _known(asked, profiles, runtime=chosen is KVPLAN)
+    model, known = _known(asked, profiles, runtime=chosen.name == OWN)
     _check_context(asked, model, workload)
-    if chosen is KVPLAN:
+    if chosen.name == OWN:
         plan = make_plan(asked, model, known)
     else:
         device = known.device.name if known.device else asked.device

@@ -4,11 +4,10 @@ from typing import Final
 
 from kvplan.engines.engine import Engine
 from kvplan.engines.llama_cpp import NAME, RULES, allocate, default_format, launch
-from kvplan.engines.llama_cpp_explain import explain
 from kvplan.engines.llama_cpp_formats import FORMATS
-from kvplan.engines.llama_cpp_log import read_log
 
-LLAMA_CPP: Final = Engine(
+ENGINE: Final = Engine(
     name=NAME, title="llama.cpp", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=default_format, pairs=True, read_log=read_log, explain=explain,
+    default_format=default_format, pairs=True,
+    logs=("kvplan.engines.llama_cpp_log", "kvplan.engines.llama_cpp_explain"),
 )  # fmt: skip

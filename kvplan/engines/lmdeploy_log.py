@@ -81,7 +81,7 @@ def _block_findings(facts: LogFacts, model: ModelSpec | None) -> Iterator[Findin
 
 
 def _truncated(figure: Printed) -> Printed:
-    """Return the figure as what it may stand for: whole MB were cut, not rounded, before 0.6."""
+    """Return the figure as what it may stand for: whole MB are cut, not rounded."""
     if "." in figure.text:
         return figure
     return replace(figure, low=figure.value, high=figure.value + _MB)

@@ -339,7 +339,7 @@ def launch(setting: Launch) -> LaunchText:
     )
 
 
-TRANSFORMERS: Final = Engine(
+ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
     default_format=run_type,
 )  # fmt: skip

@@ -12,8 +12,7 @@ from kvplan.core.sentences import verdict_name
 from kvplan.core.specs import Evidence
 from kvplan.core.verdicts import limit_text, quality_bound, quality_text
 from kvplan.core.workloads import Workload
-from kvplan.engines import find_engine
-from kvplan.engines.kvplan import KVPLAN
+from kvplan.engines import OWN, find_engine
 from kvplan.engines.launching import launch_text
 from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes, format_seconds
@@ -40,7 +39,7 @@ def print_plan(console: Console, plan: Plan, workload: Workload, *, path: str, e
     if plan.missing:
         _print_missing(console, plan, f"{workload.model} -w {path}")
     for setting, reason in plan.refused:
-        say(console, f"{'No kernel' if plan.engine == KVPLAN.name else 'Not to be had'}: {setting}: {reason}")
+        say(console, f"{'No kernel' if plan.engine == OWN else 'Not to be had'}: {setting}: {reason}")
     for remark in plan.remarks:
         say(console, remark)
     if plan.pick is not None and (text := launch_text(plan, workload)).file_name:
@@ -117,7 +116,7 @@ def _evidence_line(plan: Plan) -> str:
     paged = f", blocks of {max(blocks)} tokens" if len(blocks) == 1 else ""
     engine = find_engine(plan.engine)
     parts = [f"memory exact but for activations ({engine.allocator}{paged})"]
-    whose = "kvplan" if engine is KVPLAN else f"kvplan's kernels, not {engine.title}'s"
+    whose = "kvplan" if engine.name == OWN else f"kvplan's kernels, not {engine.title}'s"
     kinds = {option.tpot.evidence for option in _shown(plan) if option.tpot.value_s is not None}
     if Evidence.MEASURED in kinds:
         parts.append(f"time measured on {plan.device} by {whose} ({', '.join(plan.kernels)})")

@@ -38,7 +38,7 @@ def test_blocks_of_whole_mb_say_their_tokens(spec: Any) -> None:
 
 
 def test_whole_mb_are_cut_and_not_rounded(spec: Any) -> None:
-    """4 MB were printed of 4.125 as well; since 0.6 there are decimals."""
+    """4 MB were printed of 4.125 as well (v0.5.3); later releases print decimals."""
     found = explained(spec, OLD.replace("64 MB", "8 MB"), LLAMA_8B)["block size"]
     assert (found.verdict, found.recomputed) == (Verdict.AGREES, "8.000 MB")
     either = explained(spec, OLD.replace("64 MB", "4 MB"), LLAMA_8B)
