@@ -15,10 +15,10 @@ BLOCK_ELEMENTS: Final = 32
 _CPU_ONLY: Final = "CUDA and Metal have no attention over it: it runs on the CPU"
 
 
-def _blocks(name: str, bits: int, group_bits: int, same_as: str = "", why: str = "") -> EngineFormat:
+def _blocks(name: str, bits: int, group_bits: int, same_as: str = "", like: str = "", why: str = "") -> EngineFormat:
     packing = Packing(bits=bits, group_elements=BLOCK_ELEMENTS, group_bits=group_bits)
     return EngineFormat(
-        name=name, key=packing, value=packing, latent=packing, same_as=same_as, why=why, source=_SOURCE,
+        name=name, key=packing, value=packing, latent=packing, same_as=same_as, like=like, why=why, source=_SOURCE,
         since="May 2024",
     )  # fmt: skip
 
@@ -31,10 +31,10 @@ FORMATS: Final = (
     _floats("f16", BITS_16, same_as="fp16"),
     _floats("bf16", BITS_16, same_as="bf16"),
     _floats("f32", Packing(bits=32)),
-    _blocks("q8_0", 8, 16),
+    _blocks("q8_0", 8, 16, like="int8"),
     _blocks("q5_1", 5, 32),
     _blocks("q5_0", 5, 16),
     _blocks("q4_1", 4, 32, same_as="k4v4-g32"),
-    _blocks("q4_0", 4, 16),
-    _blocks("iq4_nl", 4, 16, why=_CPU_ONLY),
+    _blocks("q4_0", 4, 16, like="int4-g64"),
+    _blocks("iq4_nl", 4, 16, like="int4-g64", why=_CPU_ONLY),
 )

@@ -45,6 +45,8 @@ _WORD_ELEMENTS, _WORD_BITS = 10, 32
 """hqq keeps ten codes of 3 bits in 32."""
 
 _SOURCE: Final = "src/transformers/cache_utils.py, 2026-11-30"
+_NEAREST: Final = {8: "k8v8-g64", 4: "int4-g64", 2: "k2v2-g64"}
+"""The formats of kvplan with groups of as many elements; the codes are not the same."""
 
 
 def _grouped(backend: str, bits: int) -> EngineFormat:
@@ -52,7 +54,7 @@ def _grouped(backend: str, bits: int) -> EngineFormat:
     needs = {"quanto": "optimum-quanto", "hqq": "hqq"}[backend]
     return EngineFormat(
         name=f"{backend}-int{bits}", key=packing, value=packing, latent=packing, since="4.42", source=_SOURCE,
-        why=f"needs the package {needs}",
+        like=_NEAREST.get(bits, ""), why=f"needs the package {needs}",
     )  # fmt: skip
 
 
@@ -67,7 +69,8 @@ FORMATS: Final = (
     EngineFormat(name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, same_as="bf16", source=_SOURCE),
     EngineFormat(name="fp16", key=BITS_16, value=BITS_16, latent=BITS_16, same_as="fp16", source=_SOURCE),
     EngineFormat(
-        name="fp8", key=_E4M3, value=_E4M3, latent=_E4M3, since="September 2026 (huggingface/transformers#48677)",
+        name="fp8", key=_E4M3, value=_E4M3, latent=_E4M3, like="fp8_e4m3",
+        since="September 2026 (huggingface/transformers#48677)",
         source=_SOURCE,
     ),
     *(_grouped("quanto", bits) for bits in (4, 2)),
