@@ -54,12 +54,14 @@ class StateCache:
         name: What it is: the inputs of a short convolution, or a recurrent state.
         elements: Of one sequence.
         item_bits: Of one element; 16 where it is of the type that the model runs in.
+        inputs: Of a convolution, how many past ones the elements are; 0 in a state that is no such thing.
         free_type: Whether neither the config nor the family says the type, so that each engine takes its own.
     """
 
     name: str
     elements: int
     item_bits: int = 16
+    inputs: int = 0
     free_type: bool = False
 
     @property

@@ -22,6 +22,9 @@ class _Table(Mapping[str, Engine]):
     _modules: Final = {
         OWN: "kvplan.engines.kvplan",
         "vllm": "kvplan.engines.vllm_engine",
+        "llama.cpp": "kvplan.engines.llama_cpp_engine",
+        "lmdeploy": "kvplan.engines.lmdeploy_engine",
+        "transformers": "kvplan.engines.transformers_cache",
     }
     """Each has its row of the table as ENGINE."""
 

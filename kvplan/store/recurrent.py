@@ -26,7 +26,7 @@ def _states(keys: Keys, convolved: int, kernel: int, recurrent: int, *, fixed: b
     """
     free = not fixed and all(keys.get(key) is None for key in _DTYPE_KEYS)
     return (
-        StateCache(name="convolution inputs", elements=convolved * (kernel - 1)),
+        StateCache(name="convolution inputs", elements=convolved * (kernel - 1), inputs=kernel - 1),
         StateCache(name="recurrent state", elements=recurrent, item_bits=keys.state_bits(*_DTYPE_KEYS), free_type=free),
     )
 
@@ -244,8 +244,9 @@ def convolved_layers(keys: Keys) -> tuple[LayerSpec, ...]:
         if not isinstance(listed, list):
             raise keys.wrong("has neither layer_types nor full_attn_idxs", f"a {keys.type} config needs one")
         kinds = [layer in listed for layer in range(layers)]
-    inputs = keys.size(*HIDDEN) * (keys.size("conv_L_cache") - 1)
-    return _mixed(keys, kinds, (StateCache(name="convolution inputs", elements=inputs),))
+    inputs = keys.size("conv_L_cache") - 1
+    state = StateCache(name="convolution inputs", elements=keys.size(*HIDDEN) * inputs, inputs=inputs)
+    return _mixed(keys, kinds, (state,))
 
 
 CONVOLVED: Final = CacheRule(layers=convolved_layers, reads=frozenset({"conv_L_cache", "full_attn_idxs"}))
