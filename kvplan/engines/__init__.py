@@ -7,10 +7,11 @@ from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
 from kvplan.engines.kvplan import KVPLAN
 from kvplan.engines.sglang import SGLANG
+from kvplan.engines.trtllm import TRTLLM
 from kvplan.engines.vllm import VLLM
 from kvplan.errors import InputError, UnsupportedFormatError
 
-ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, SGLANG)}
+ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, SGLANG, TRTLLM)}
 
 
 def find_engine(name: str | None) -> Engine:

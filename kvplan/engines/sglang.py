@@ -93,13 +93,11 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> TokenPools:
     layers = [*model.layers, *_drafts(model, setup)]
     _check_layers(model, form, setup)
     stages = [_groups(model, form, setup, [layers[n] for n in stage]) for stage in _stages(model, setup, len(layers))]
-    slot_bytes = max((group.bytes_per_block for groups in stages for group in groups if group.block_tokens is None),
-                     default=0)  # fmt: skip
+    slots = [group.bytes_per_block for groups in stages for group in groups if group.block_tokens is None]
+    rules = [_rules(setup, groups, max(slots, default=0)) for groups in stages]
     pools = [
-        TokenPools(
-            groups=groups, setup=setup, rules=_rules(model, setup, groups, slot_bytes), notes=_notes(model, setup)
-        )
-        for groups in stages
+        TokenPools(groups=groups, setup=setup, rules=rule, notes=_notes(model, setup))
+        for groups, rule in zip(stages, rules, strict=True)
         if groups
     ]
     if not pools:
@@ -351,7 +349,7 @@ def state_slots(setup: Setup) -> int:
     return slots[strategy]
 
 
-def _rules(model: ModelSpec, setup: Setup, groups: Sequence[CacheGroup], slot_bytes: float) -> PoolRules:
+def _rules(setup: Setup, groups: Sequence[CacheGroup], slot_bytes: float) -> PoolRules:
     stated = setup.option("max-mamba-cache-size")
     slots = None if stated is None else _count(setup, "max-mamba-cache-size", 1)
     if setup.prefix_caching is False and setup.sequences is not None and slots is None:
