@@ -2,7 +2,8 @@
 
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
@@ -26,7 +27,9 @@ def size_command(
     formats: list[str] = typer.Option(
         [], "-f", "--format", help="Format; may be repeated. Default: the engine's.", show_default=False
     ),
-    engines: list[str] = typer.Option(["kvplan"], "--engine", help="Engine whose allocator counts; may be repeated."),
+    engines: list[str] = typer.Option(
+        [], "--engine", help="Engine whose allocator counts; may be repeated. Default: kvplan.", show_default=False
+    ),
     engine_version: str | None = typer.Option(
         None, help="Release of the engine whose rules count, as 0.27.", show_default=False
     ),
@@ -52,6 +55,11 @@ def size_command(
     ),
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens of a page. Default: the engine's.", show_default=False
+    ),
+    measured: Path | None = typer.Option(
+        None,
+        help="Start-up log of the same model: what only a run can tell is taken from it, and what is not said here.",
+        show_default=False,
     ),
     tensor_parallel: int = typer.Option(1, "--tp", "--tensor-parallel-size", min=1, help="Tensor parallel ranks."),
     pipeline_parallel: int = typer.Option(1, "--pp", "--pipeline-parallel-size", min=1, help="Pipeline stages."),
@@ -99,16 +107,22 @@ def size_command(
         options=frozenset(engine_options),
     )  # fmt: skip
     asked = _Asked(formats=formats, setup=setup, room=_room(kv_memory, memory, utilization))
-    chosen = [find_engine(name) for name in dict.fromkeys(engines)]
+    if measured is not None:
+        asked, engines = _calibrated(asked, engines, measured)
+    chosen = [find_engine(name) for name in dict.fromkeys(engines or ["kvplan"])]
     results: list[CacheSize] = []
     for name in models:
         model = replace(load_model_spec(name, runtime=False), name=name)
-        if context is not None and not beyond_model and 0 < model.context_tokens < context:
-            message = f"{context} tokens are beyond the {model.context_tokens} that {name} was made for"
-            raise InputError(message, where="--context", hint="--beyond-model counts them all the same")
+        _check_context(model, asked.setup.context_tokens, beyond_model=beyond_model)
         for engine in chosen:
             results += _sizes(engine, model, asked)
     _print(results, terms=terms or len(results) == 1, as_json=as_json)
+
+
+def _check_context(model: "ModelSpec", context: int, *, beyond_model: bool) -> None:
+    if not beyond_model and 0 < model.context_tokens < context:
+        message = f"{context} tokens are beyond the {model.context_tokens} that {model.name} was made for"
+        raise InputError(message, where="--context", hint="--beyond-model counts them all the same")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,6 +132,8 @@ class _Room:
     kv_bytes: int | None = None
     memory_bytes: int | None = None
     share: float = 1.0
+    measured: "dict[str, Term]" = field(default_factory=dict)
+    note: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,6 +158,21 @@ def _room(kv_memory: str | None, memory: str | None, utilization: str) -> _Room:
     )
 
 
+def _calibrated(asked: _Asked, engines: list[str], log: Path) -> tuple[_Asked, list[str]]:
+    """Return what was asked with what *log* tells, and the log's engine."""
+    from kvplan.cli.explain import load_facts
+    from kvplan.engines.calibration import calibrated_setup, graphs_note, measured_terms
+
+    facts = load_facts(log)
+    if engines and set(engines) != {facts.engine}:
+        message = f"the log is of {facts.engine}, and {', '.join(engines)} was asked for"
+        raise InputError(message, where="--measured", hint=f"leave --engine out, or give {facts.engine}")
+    setup = calibrated_setup(facts, asked.setup)
+    room = replace(asked.room, measured=measured_terms(facts, setup), note=graphs_note(facts.measured))
+    formats = asked.formats or ([facts.format] if facts.format else [])
+    return _Asked(formats=formats, setup=setup, room=room), [facts.engine]
+
+
 def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked) -> "Iterator[CacheSize]":
     from kvplan.core.formats import read_format
     from kvplan.core.logical import runtime_refusal
@@ -158,15 +189,19 @@ def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked) -> "Iterator[Cac
             continue
         allocation = allocate(engine, model, name, setup)
         form = read_format(name).name if engine is KVPLAN else name.removeprefix(f"{engine.name}:")
-        yield size_allocation(model.name, form, engine.name, allocation, _pool(model, setup, asked.room))
+        sized = size_allocation(model.name, form, engine.name, allocation, _pool(model, setup, asked.room))
+        yield replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
 
 
 def _pool(model: "ModelSpec", setup: "Setup", room: _Room) -> "tuple[Term, ...] | int | None":
     from kvplan.core.sizes import pool_terms
 
-    if room.memory_bytes is None:
+    if room.memory_bytes is None and not room.measured:
         return room.kv_bytes
-    return pool_terms(model, room.memory_bytes, room.share, setup, setup.max_batched_tokens or 8192)
+    return pool_terms(
+        model, setup, memory_bytes=room.memory_bytes, share=room.share, measured=room.measured,
+        batched_tokens=setup.max_batched_tokens or 8192,
+    )  # fmt: skip
 
 
 def _print(results: "list[CacheSize]", *, terms: bool, as_json: bool) -> None:

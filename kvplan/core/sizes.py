@@ -1,5 +1,6 @@
 """What a model's cache takes in one format: the geometry, what an engine allocates, and how many sequences fit."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kvplan.core.allocation import Allocation, BlockGroup, Capacity, Setup, Term
@@ -91,29 +92,49 @@ def size_geometry(model: ModelSpec, form: CacheFormat, engine: str, setup: Setup
 
 
 def pool_terms(
-    model: ModelSpec, memory_bytes: int, share: float, setup: Setup, batched_tokens: int
+    model: ModelSpec,
+    setup: Setup,
+    *,
+    memory_bytes: int | None,
+    share: float,
+    batched_tokens: int,
+    measured: Mapping[str, Term],
 ) -> tuple[Term, ...]:
-    """Return what a rank's memory goes to, the pool last: what weights and one forward pass leave of *share* of it.
+    """Return what a rank's memory goes to, the pool last: what the other terms leave of what may be used.
 
-    What a process takes beside tensors, and captured graphs, only a run can tell; they are not in here.
+    *measured* are terms that a run told, by name; they stand for what would be computed. What a process takes beside
+    tensors and what graphs take is in there only where a run told it.
 
     Raises:
-        InputError: The weights are not known, or leave nothing.
+        InputError: The memory or the weights are not known, or leave nothing.
     """
+    usable = measured.get("usable")
+    if memory_bytes is not None:
+        usable = Term("usable", int(memory_bytes * share), f"{share:.1%} of {format_bytes(memory_bytes, digits=2)}")
+    if usable is None:
+        raise InputError("the log does not say how much memory may be used", hint="give --memory")
+    taken = [
+        measured.get("weights") or _weights(model, setup),
+        measured.get("activations") or _activations(model, setup, batched_tokens),
+        *(measured[name] for name in ("beside tensors", "graphs") if name in measured),
+    ]
+    left = int(usable.bytes - sum(term.bytes for term in taken))
+    if left <= 0:
+        message = f"weights and activations of {model.name} take {format_bytes(usable.bytes - left, digits=2)}"
+        raise InputError(f"{message} of {format_bytes(usable.bytes, digits=2)}", where="--memory")
+    known = {term.evidence for term in taken}
+    evidence = Evidence.MEASURED if known == {Evidence.MEASURED} else Evidence.PREDICTED
+    return (usable, *taken, Term("pool", left, "what is left for the cache", evidence))
+
+
+def _weights(model: ModelSpec, setup: Setup) -> Term:
     if model.weight_bytes is None:
         raise InputError(f"{model.name} has no weights to count", hint="give --kv-memory instead of --memory")
     ranks = setup.tensor_parallel * setup.pipeline_parallel
-    usable = int(memory_bytes * share)
-    weights = -(-model.weight_bytes // ranks)
-    activations = activation_bytes(model, min(setup.context_tokens, batched_tokens)) // setup.tensor_parallel
-    left = usable - weights - activations
-    if left <= 0:
-        message = f"weights and activations of {model.name} take {format_bytes(weights + activations, digits=2)}"
-        raise InputError(f"{message} of {format_bytes(usable, digits=2)}", where="--memory")
     split = f" / {ranks} ranks" if ranks > 1 else ""
-    return (
-        Term("usable", usable, f"{share:.1%} of {format_bytes(memory_bytes, digits=2)}"),
-        Term("weights", weights, f"of the model's files{split}", model.weight_evidence),
-        Term("activations", activations, "of one forward pass", Evidence.PREDICTED),
-        Term("pool", left, "what is left for the cache", Evidence.PREDICTED),
-    )
+    return Term("weights", -(-model.weight_bytes // ranks), f"of the model's files{split}", model.weight_evidence)
+
+
+def _activations(model: ModelSpec, setup: Setup, batched_tokens: int) -> Term:
+    size = activation_bytes(model, min(setup.context_tokens, batched_tokens)) // setup.tensor_parallel
+    return Term("activations", size, "of one forward pass", Evidence.PREDICTED)

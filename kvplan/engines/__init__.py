@@ -6,9 +6,10 @@ from kvplan.core.allocation import Allocation, Setup
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
 from kvplan.engines.kvplan import KVPLAN
+from kvplan.engines.logs import Finding, LogFacts, clean_lines
 from kvplan.engines.sglang import SGLANG
 from kvplan.engines.trtllm import TRTLLM
-from kvplan.engines.vllm import VLLM
+from kvplan.engines.vllm_engine import VLLM
 from kvplan.errors import InputError, UnsupportedFormatError
 
 ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, SGLANG, TRTLLM)}
@@ -41,6 +42,29 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
         if not others:
             raise
         raise UnsupportedFormatError(error.message, where=error.where, hint=f"{', '.join(others)} has it") from error
+
+
+def read_log(text: str, name: str | None = None) -> LogFacts | None:
+    """Return what a start-up log says of the cache, of the engine of a name or of whichever finds most in it.
+
+    None is a log of no engine that is known.
+
+    Raises:
+        InputError: No such engine, or one that prints no log that is known.
+    """
+    if name is not None and find_engine(name).read_log is None:
+        known = ", ".join(engine.name for engine in ENGINES.values() if engine.read_log)
+        raise InputError(f"{name} prints no start-up log that is known", where="--engine", hint=f"one of {known}")
+    lines = clean_lines(text)
+    engines = ENGINES.values() if name is None else (find_engine(name),)
+    found = [facts for engine in engines if engine.read_log and (facts := engine.read_log(lines))]
+    return max(found, key=lambda facts: len(facts.figures), default=None)
+
+
+def explain_log(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
+    """Return a finding for each figure of a log, in its order."""
+    explain = ENGINES[facts.engine].explain
+    return () if explain is None else tuple(sorted(explain(facts, model), key=lambda finding: finding.line))
 
 
 def _caches(engine: Engine, name: str) -> bool:

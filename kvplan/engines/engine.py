@@ -1,11 +1,12 @@
 """What kvplan knows of an engine: how it allocates, what it caches in, how it is started."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvplan.core.allocation import Allocation, Setup
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerSpec, ModelSpec
+from kvplan.engines.logs import Finding, Line, LogFacts
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 
 
@@ -66,6 +67,8 @@ class Engine:
         default_format: Returns what a model is cached in where nothing is said.
         allocate: Returns the allocation of a model in the format of a name.
         launch: Returns how it is started.
+        read_log: Returns what a start-up log says; None where it is not of this engine. None: it prints none.
+        explain: Returns a finding for each figure of such a log.
         pairs: Whether K and V may have formats of their own, written K/V.
     """
 
@@ -76,6 +79,8 @@ class Engine:
     launch: Callable[[Launch], LaunchText]
     formats: tuple[EngineFormat, ...] = ()
     default_format: Callable[[ModelSpec], str] = run_type
+    read_log: Callable[[Sequence[Line]], LogFacts | None] | None = None
+    explain: Callable[[LogFacts, ModelSpec | None], tuple[Finding, ...]] | None = None
     pairs: bool = False
 
     @property

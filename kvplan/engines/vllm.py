@@ -17,7 +17,6 @@ from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Set
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
 from kvplan.engines.engine import (
-    Engine,
     Launch,
     LaunchText,
     find_format,
@@ -359,9 +358,3 @@ def default_format(model: ModelSpec) -> str:
     """Return what `auto` is: 8 bits for sparse MLA (vllm/model_executor/models/config.py), else the run's type."""
     sparse = any(layer.sides and layer.kind is LayerKind.LATENT for layer in model.layers)
     return SPARSE_LATENT if sparse else run_type(model)
-
-
-VLLM: Final = Engine(
-    name=NAME, title="vLLM", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=default_format,
-)  # fmt: skip

@@ -11,6 +11,7 @@ from kvplan.core.comparisons import Comparison
 from kvplan.core.formats import FormatFacts
 from kvplan.core.plans import Option, Plan
 from kvplan.core.sizes import CacheSize
+from kvplan.engines.logs import Finding, LogFacts
 
 SCHEMA: Final = 1
 
@@ -103,6 +104,27 @@ def _size(size: CacheSize) -> dict[str, object]:
         "pp": size.setup.pipeline_parallel, "context": size.context_tokens, "evidence": "exact",
         "logical": size.logical, **{key: part for key, part in parts.items() if part},
     }  # fmt: skip
+
+
+def explanation_json(facts: LogFacts, findings: Sequence[Finding]) -> str:
+    """Return what became of a log's figures as JSON."""
+    run = facts.measured
+    measured = {
+        name: figure.value
+        for name, figure in (
+            ("usable_bytes", run.usable), ("weight_bytes", run.weights), ("activation_bytes", run.activations),
+            ("context_bytes", run.context), ("graph_bytes", run.graphs),
+        )
+        if figure is not None
+    }  # fmt: skip
+    return dump(
+        {
+            "engine": facts.engine, "version": facts.version or None, "model": facts.model or None,
+            "format": facts.format or None, "context": facts.setup.context_tokens or None,
+            "tp": facts.setup.tensor_parallel, "pp": facts.setup.pipeline_parallel, "findings": findings,
+            "measured": _whole(measured),
+        }
+    )  # fmt: skip
 
 
 def formats_json(facts: Sequence[FormatFacts]) -> str:

@@ -14,8 +14,8 @@ from kvplan.units import format_bytes, format_count
 def print_sizes(console: Console, results: Sequence[CacheSize], *, terms: bool = False) -> None:
     """Print the answers of `kvplan size`, with what lies between geometry and allocation where *terms*."""
     _print_table(console, results)
-    for engine in dict.fromkeys(size.engine for size in results if size.allocated):
-        say(console, f"exact, of one rank, as {find_engine(engine).allocator} allocates")
+    for allocator in dict.fromkeys(_allocator(size) for size in results if size.allocated):
+        say(console, f"exact, of one rank, as {allocator} allocates")
     for size in results:
         if terms and size.allocated:
             _print_terms(console, size, named=len(results) > 1)
@@ -24,10 +24,19 @@ def print_sizes(console: Console, results: Sequence[CacheSize], *, terms: bool =
     for size in results[:1]:
         for term in size.pool:
             say(console, f"{term.name}: {format_bytes(term.bytes, digits=2)}, {term.evidence}, {term.formula}")
-        if size.pool:
-            say(console, "not in there: the process's context and captured graphs, which only a run can tell")
+        if size.pool and not any(term.name == "beside tensors" for term in size.pool):
+            say(
+                console,
+                "not in there: what the process takes beside tensors, and graphs; a run's log tells (--measured)",
+            )
     for note in dict.fromkeys(note for size in results for note in size.notes):
         say(console, f"note: {note}")
+
+
+def _allocator(size: CacheSize) -> str:
+    engine = find_engine(size.engine)
+    version = ".".join(map(str, size.setup.version or ()))
+    return f"{engine.title} {version}" if version else engine.allocator
 
 
 def _print_table(console: Console, results: Sequence[CacheSize]) -> None:

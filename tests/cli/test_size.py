@@ -128,3 +128,32 @@ def test_what_runs_a_model_refuses_it(run: Any, latent: Path, command: tuple[str
     answer = run(command[0], latent, *command[1:])
     assert (answer.status, answer.out) == (3, "")
     assert "does not hold this cache: attention is latent" in answer.err
+
+
+LOG = """INFO LLM engine (v0.11.0) with config: model='m', max_seq_len=4096, tensor_parallel_size=1, kv_cache_dtype=fp8
+INFO the current vLLM instance can use total_gpu_memory (24.00GiB) x gpu_memory_utilization (0.90) = 21.60GiB
+INFO model weights take 8.00GiB; non_torch_memory takes 0.10GiB; PyTorch activation peak memory takes 1.50GiB; the rest
+"""
+
+
+def test_a_log_tells_what_only_a_run_can(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+    answer = run("size", config, "--measured", log, "--json")
+    (result,) = json.loads(answer.out)["results"]
+    assert (result["engine"], result["format"], result["context"]) == ("vllm", "fp8", 4096)
+    memory = {term["name"]: (round(term["bytes"] / 2**30, 2), term["evidence"]) for term in result["memory"]}
+    assert memory == {
+        "usable": (21.6, "measured"), "weights": (8.0, "measured"), "activations": (1.5, "measured"),
+        "beside tensors": (0.1, "measured"), "pool": (12.0, "measured"),
+    }  # fmt: skip
+    assert result["capacity"]["blocks"] == 12 * 2**30 // (16 * 2 * 8 * 128 * 16)
+    assert "beside tensors" in run("size", config, "--measured", log).out
+
+
+def test_a_log_of_another_engine_is_refused(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+    answer = run("size", config, "--measured", log, "--engine", "kvplan")
+    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert "the log is of vllm" in answer.err
