@@ -7,8 +7,8 @@ from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
 from kvplan.engines.kvplan import KVPLAN
 from kvplan.engines.logs import Finding, LogFacts, clean_lines
-from kvplan.engines.sglang import SGLANG
-from kvplan.engines.trtllm import TRTLLM
+from kvplan.engines.sglang_engine import SGLANG
+from kvplan.engines.trtllm_engine import TRTLLM
 from kvplan.engines.vllm_engine import VLLM
 from kvplan.errors import InputError, UnsupportedFormatError
 

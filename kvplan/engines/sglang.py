@@ -16,16 +16,7 @@ from typing import Final
 from kvplan.core.allocation import CacheGroup, CachePart, Setup
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
-from kvplan.engines.engine import (
-    Engine,
-    Launch,
-    LaunchText,
-    find_format,
-    head_bytes,
-    rank_heads,
-    refuse_layer,
-    run_type,
-)  # fmt: skip
+from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer
 from kvplan.engines.sglang_formats import FORMATS, FP4_NAMES, SPARSE_LATENT
 from kvplan.engines.sglang_pools import PoolRules, TokenPools
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
@@ -33,7 +24,7 @@ from kvplan_kernels.layout import round_up
 
 NAME: Final = "sglang"
 RULES: Final = "0.5.23"
-_OLDEST: Final = (0, 5, 9)
+OLDEST: Final = (0, 5, 9)
 """Before it pools of windows were split by other rules, and those of states by a share of the static memory."""
 _SLOT_CHARGED: Final = (0, 5, 17)
 """The release from which the slot that padding writes to is taken out of the memory of states."""
@@ -87,8 +78,14 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> TokenPools:
         UnsupportedModelError: How SGLang keeps what a layer caches is not known here.
         InputError: Ranks or stages do not divide the model, or an option has no such value.
     """
+    pools = allocate_stages(model, format_name, setup)
+    return max(pools, key=lambda pool: pool.sequence_bytes(setup.context_tokens))
+
+
+def allocate_stages(model: ModelSpec, format_name: str, setup: Setup) -> tuple[TokenPools, ...]:
+    """Return the pools of each pipeline stage that caches anything; raises as `allocate` does."""
     form = find_format(NAME, FORMATS, format_name)
-    if setup.version is not None and setup.version < _OLDEST:
+    if setup.version is not None and setup.version < OLDEST:
         raise InputError("pools before SGLang 0.5.9 are not counted", where="--engine-version", hint="give 0.5.9 or on")
     layers = [*model.layers, *_drafts(model, setup)]
     _check_layers(model, form, setup)
@@ -102,7 +99,16 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> TokenPools:
     ]
     if not pools:
         raise UnsupportedModelError(f"{model.name} caches nothing", where=model.name)
-    return max(pools, key=lambda pool: pool.sequence_bytes(setup.context_tokens))
+    return tuple(pools)
+
+
+def key_share(model: ModelSpec, format_name: str) -> float:
+    """Return the part of a pool that keys have; values have the rest."""
+    form = find_format(NAME, FORMATS, format_name)
+    for layer in model.layers:
+        if layer.kv_heads and layer.kind is not LayerKind.LATENT:
+            return form.key.vector_bytes(layer.head_dim) / head_bytes(layer, form.key, form.value)
+    return 1.0
 
 
 def _drafts(model: ModelSpec, setup: Setup) -> tuple[LayerSpec, ...]:
@@ -191,7 +197,7 @@ def _groups(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence
     found = [
         _group([b for layer in others for b in _token_buffers(model, layer, form, setup, others)], page),
         _window_group(model, form, setup, windows, page),
-        _group([_Buffers(part=_state_part(layer, setup)) for layer in layers if layer.states], None),
+        _group([_Buffers(part=part) for layer in layers for part in _state_parts(layer, setup)], None),
     ]
     groups = [group for group in found if group is not None]
     return tuple(replace(g, spare_blocks=_state_spares(setup)) if g.block_tokens is None else g for g in groups)
@@ -306,13 +312,13 @@ def _missing_sides(model: ModelSpec, setup: Setup) -> tuple[SideCache, ...]:
     return next((layer.sides for layer in model.layers if layer.sides), ())
 
 
-def _state_part(layer: LayerSpec, setup: Setup) -> CachePart:
-    """Return the state of a sequence in one layer on one rank."""
+def _state_parts(layer: LayerSpec, setup: Setup) -> list[CachePart]:
+    """Return the states of a sequence in one layer on one rank."""
     ranks = _ranks(setup)
     if any(state.elements % ranks for state in layer.states):
         raise InputError(f"{ranks} ranks do not divide the states", where="--tp", hint="give a number that does")
-    stored = sum(state.elements // ranks * _state_bits(state, setup) for state in layer.states) / 8
-    return CachePart(name="recurrent state", layers=1, logical_unit_bytes=stored, unit_bytes=stored)
+    sizes = [(state.name, state.elements // ranks * _state_bits(state, setup) / 8) for state in layer.states]
+    return [CachePart(name=name, layers=1, logical_unit_bytes=size, unit_bytes=size) for name, size in sizes]
 
 
 def _state_bits(state: StateCache, setup: Setup) -> int:
@@ -433,8 +439,3 @@ def launch(setting: Launch) -> LaunchText:
         file_name="sglang.yaml",
         file_text="\n".join(lines) + "\n",
     )
-
-
-SGLANG: Final = Engine(
-    name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS, default_format=run_type,
-)  # fmt: skip

@@ -25,16 +25,7 @@ from kvplan.core.allocation import (
 )  # fmt: skip
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
-from kvplan.engines.engine import (
-    Engine,
-    Launch,
-    LaunchText,
-    find_format,
-    head_bytes,
-    rank_heads,
-    refuse_layer,
-    run_type,
-)  # fmt: skip
+from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 from kvplan_kernels.layout import ceil_div
 
@@ -252,7 +243,7 @@ def _groups(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence
         if layer.kv_heads:
             pools.setdefault(_window(layer, setup) or 0, []).append(layer)
     groups = [_group(model, form, setup, pools[window], page, window) for window in sorted(pools)]
-    states = [_state_part(layer, setup) for layer in layers if layer.states]
+    states = [part for layer in layers for part in _state_parts(layer, setup)]
     if states:
         groups.append(CacheGroup(parts=_counted(states), block_tokens=None))
     return tuple(groups)
@@ -310,13 +301,13 @@ def _parts(model: ModelSpec, layer: LayerSpec, form: EngineFormat, setup: Setup)
     return [part]
 
 
-def _state_part(layer: LayerSpec, setup: Setup) -> CachePart:
-    """Return the state of a sequence in one layer on one rank (mamba_cache_manager.py)."""
+def _state_parts(layer: LayerSpec, setup: Setup) -> list[CachePart]:
+    """Return the states of a sequence in one layer on one rank (mamba_cache_manager.py)."""
     ranks = _ranks(setup)
     if any(state.elements % ranks for state in layer.states):
         raise InputError(f"{ranks} ranks do not divide the states", where="--tp", hint="give a number that does")
-    stored = float(sum(state.nbytes // ranks for state in layer.states))
-    return CachePart(name="recurrent state", layers=1, logical_unit_bytes=stored, unit_bytes=stored)
+    sizes = [(state.name, float(state.nbytes // ranks)) for state in layer.states]
+    return [CachePart(name=name, layers=1, logical_unit_bytes=size, unit_bytes=size) for name, size in sizes]
 
 
 def _notes(model: ModelSpec, setup: Setup) -> tuple[str, ...]:
@@ -363,9 +354,3 @@ def launch(setting: Launch) -> LaunchText:
         file_name="trtllm.yaml",
         file_text="\n".join(lines) + "\n",
     )
-
-
-TRTLLM: Final = Engine(
-    name=NAME, title="TensorRT-LLM", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type,
-)  # fmt: skip

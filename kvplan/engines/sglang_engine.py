@@ -1,0 +1,14 @@
+"""SGLang's row of the table of engines."""
+
+from typing import Final
+
+from kvplan.engines.engine import Engine, run_type
+from kvplan.engines.sglang import NAME, RULES, allocate, launch
+from kvplan.engines.sglang_explain import explain
+from kvplan.engines.sglang_formats import FORMATS
+from kvplan.engines.sglang_log import read_log
+
+SGLANG: Final = Engine(
+    name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS, default_format=run_type,
+    read_log=read_log, explain=explain,
+)  # fmt: skip
