@@ -135,7 +135,7 @@ def _measure(
                 path.unlink()  # nothing was measured: nothing is left to resume
             raise
         save_profile(profile, output)
-        if quality and request.spec.weight_bytes is not None:
+        if quality and request.spec.has_weights:
             profile = _with_quality(profile, request, journal, progress, quick=quick)
             save_profile(profile, output)
     return profile

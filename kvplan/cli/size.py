@@ -177,18 +177,17 @@ def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked) -> "Iterator[Cac
     from kvplan.core.formats import read_format
     from kvplan.core.logical import runtime_refusal
     from kvplan.core.sizes import size_allocation, size_geometry
-    from kvplan.engines import allocate
-    from kvplan.engines.kvplan import KVPLAN
+    from kvplan.engines import OWN, allocate
 
     tokens = asked.setup.context_tokens or model.context_tokens or 1  # a state is of one size, whatever the context
     setup = replace(asked.setup, context_tokens=tokens)
     for name in dict.fromkeys(asked.formats or [engine.default_format(model)]):
-        reason = runtime_refusal(model) if engine is KVPLAN else ""
+        reason = runtime_refusal(model) if engine.name == OWN else ""
         if reason:
             yield size_geometry(model, read_format(name), engine.name, setup, reason)
             continue
         allocation = allocate(engine, model, name, setup)
-        form = read_format(name).name if engine is KVPLAN else name.removeprefix(f"{engine.name}:")
+        form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
         sized = size_allocation(model.name, form, engine.name, allocation, _pool(model, setup, asked.room))
         yield replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from kvplan_kernels.format import Axis, CacheFormat, TensorFormat
+from kvplan_kernels.format import Axis, TensorFormat
 from kvplan_kernels.layout import ceil_div
 
 _METADATA_BITS: Final = 16
@@ -59,6 +59,7 @@ class EngineFormat:
         latent: How a latent vector (MLA) is stored; None where the engine has none in this format.
         latent_rope: How the part of it that carries the position is stored, where that differs.
         same_as: kvplan's name of what stores the same bits; empty where it has none.
+        like: kvplan's name of what is nearest where nothing stores the same; its figures stand for this, and say so.
         aliases: Other words for it that the engine takes.
         capability: The least CUDA compute capability that it runs on, as 89; None is any device.
         why: What older devices lack.
@@ -72,11 +73,17 @@ class EngineFormat:
     latent: Packing | None = None
     latent_rope: Packing | None = None
     same_as: str = ""
+    like: str = ""
     aliases: tuple[str, ...] = ()
     capability: int | None = None
     why: str = ""
     since: str = ""
     source: str = ""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Every word that stands for it."""
+        return tuple(name for name in (self.name, self.same_as, *self.aliases) if name)
 
     @property
     def quantized(self) -> bool:
@@ -95,11 +102,3 @@ class EngineFormat:
     def effective_bits(self, head_dim: int) -> float:
         """Return bits of an element of a head of *head_dim*, scales counted, K and V together."""
         return float(8 * (self.key.vector_bytes(head_dim) + self.value.vector_bytes(head_dim)) / (2 * head_dim))
-
-
-def same_storage(form: CacheFormat) -> str:
-    """Return the name under which engines may store what *form* stores; empty where residual or sinks make it kvplan's.
-
-    The 16-bit types are one storage here: what they hold takes the same bytes.
-    """
-    return form.name if not (form.residual_tokens or form.sink_tokens) else ""

@@ -129,10 +129,11 @@ def pool_terms(
 
 def _weights(model: ModelSpec, setup: Setup) -> Term:
     if model.weight_bytes is None:
-        raise InputError(f"{model.name} has no weights to count", hint="give --kv-memory instead of --memory")
+        raise InputError(f"no weights to count: {model.weights_unknown}", hint="give --kv-memory instead of --memory")
     ranks = setup.tensor_parallel * setup.pipeline_parallel
     split = f" / {ranks} ranks" if ranks > 1 else ""
-    return Term("weights", -(-model.weight_bytes // ranks), f"of the model's files{split}", model.weight_evidence)
+    source = "files" if model.weight_evidence is Evidence.EXACT else "config"
+    return Term("weights", -(-model.weight_bytes // ranks), f"of the model's {source}{split}", model.weight_evidence)
 
 
 def _activations(model: ModelSpec, setup: Setup, batched_tokens: int) -> Term:

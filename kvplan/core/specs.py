@@ -54,11 +54,13 @@ class StateCache:
         name: What it is: the inputs of a short convolution, or a recurrent state.
         elements: Of one sequence.
         item_bits: Of one element; 16 where it is of the type that the model runs in.
+        free_type: Whether neither the config nor the family says the type, so that each engine takes its own.
     """
 
     name: str
     elements: int
     item_bits: int = 16
+    free_type: bool = False
 
     @property
     def nbytes(self) -> int:
@@ -141,11 +143,14 @@ class ModelSpec:
         layers: What each layer caches, in order.
         query_heads: Query heads of a layer, the most of any; 0 without attention.
         context_tokens: The longest context the model was made for.
-        weight_bytes: Bytes of the weights as loaded; None where no weights are there.
-        weight_evidence: How weight_bytes is known; exact from file headers.
-        parameters: Number of parameters; None where no weights are there.
+        weight_bytes: Bytes of the weights as loaded; None where nothing tells them.
+        weight_evidence: How weight_bytes is known; exact from file headers, predicted from the config alone.
+        weights_unknown: Why nothing tells them; empty where something does.
+        parameters: Number of parameters; None where nothing tells it.
         float_type: The 16-bit type that the model runs and caches in.
         draft_layers: What layers for multi-token prediction cache where they draft; no part of `layers`.
+        draft_weight_bytes: Bytes of their weights beside those that they share with the model, no part of
+            weight_bytes where that is predicted; None where unknown.
     """
 
     name: str
@@ -158,9 +163,16 @@ class ModelSpec:
     context_tokens: int
     weight_bytes: int | None = None
     weight_evidence: Evidence = Evidence.EXACT
+    weights_unknown: str = ""
     parameters: int | None = None
     float_type: FloatType = FloatType.BF16
     draft_layers: tuple[LayerSpec, ...] = ()
+    draft_weight_bytes: int | None = None
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights themselves are there to be loaded."""
+        return self.weight_bytes is not None and self.weight_evidence is Evidence.EXACT
 
 
 class DeviceKind(StrEnum):

@@ -1,18 +1,44 @@
 """The engines that kvplan plans for, one module each."""
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
 
 from kvplan.core.allocation import Allocation, Setup
+from kvplan.core.formats import read_format
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
-from kvplan.engines.kvplan import KVPLAN
-from kvplan.engines.logs import Finding, LogFacts, clean_lines
-from kvplan.engines.sglang_engine import SGLANG
-from kvplan.engines.trtllm_engine import TRTLLM
-from kvplan.engines.vllm_engine import VLLM
 from kvplan.errors import InputError, UnsupportedFormatError
 
-ENGINES: Final = {engine.name: engine for engine in (KVPLAN, VLLM, SGLANG, TRTLLM)}
+if TYPE_CHECKING:
+    from kvplan.engines.logs import Finding, LogFacts
+
+OWN: Final = "kvplan"
+
+
+class _Table(Mapping[str, Engine]):
+    """Engines by name; a module is imported when its engine is asked for, since most commands want one."""
+
+    _modules: Final = {
+        OWN: "kvplan.engines.kvplan",
+        "vllm": "kvplan.engines.vllm_engine",
+        "sglang": "kvplan.engines.sglang_engine",
+        "trtllm": "kvplan.engines.trtllm_engine",
+    }
+    """Each has its row of the table as ENGINE."""
+
+    def __getitem__(self, name: str) -> Engine:
+        row: Engine = import_module(self._modules[name]).ENGINE
+        return row
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._modules)
+
+    def __len__(self) -> int:
+        return len(self._modules)
+
+
+ENGINES: Final[Mapping[str, Engine]] = _Table()
 
 
 def find_engine(name: str | None) -> Engine:
@@ -21,10 +47,9 @@ def find_engine(name: str | None) -> Engine:
     Raises:
         InputError: kvplan does not know that engine's allocator.
     """
-    engine = ENGINES.get(name or KVPLAN.name)
-    if engine is None:
+    if (name or OWN) not in ENGINES:
         raise InputError(f"engine {name!r} is not known", where="--engine", hint=f"one of {', '.join(ENGINES)}")
-    return engine
+    return ENGINES[name or OWN]
 
 
 def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -> Allocation:
@@ -38,13 +63,13 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
     try:
         return engine.allocate(model, format_name, setup)
     except UnsupportedFormatError as error:
-        others = [other.title for other in ENGINES.values() if other is not engine and _caches(other, format_name)]
+        others = engines_with(format_name, engine)
         if not others:
             raise
         raise UnsupportedFormatError(error.message, where=error.where, hint=f"{', '.join(others)} has it") from error
 
 
-def read_log(text: str, name: str | None = None) -> LogFacts | None:
+def read_log(text: str, name: str | None = None) -> "LogFacts | None":
     """Return what a start-up log says of the cache, of the engine of a name or of whichever finds most in it.
 
     None is a log of no engine that is known.
@@ -52,20 +77,27 @@ def read_log(text: str, name: str | None = None) -> LogFacts | None:
     Raises:
         InputError: No such engine, or one that prints no log that is known.
     """
-    if name is not None and find_engine(name).read_log is None:
-        known = ", ".join(engine.name for engine in ENGINES.values() if engine.read_log)
+    if name is not None and not find_engine(name).logs:
+        known = ", ".join(engine.name for engine in ENGINES.values() if engine.logs)
         raise InputError(f"{name} prints no start-up log that is known", where="--engine", hint=f"one of {known}")
+    from kvplan.engines.logs import clean_lines
+
     lines = clean_lines(text)
     engines = ENGINES.values() if name is None else (find_engine(name),)
-    found = [facts for engine in engines if engine.read_log and (facts := engine.read_log(lines))]
+    found = [facts for engine in engines if (facts := engine.read_log(lines))]
     return max(found, key=lambda facts: len(facts.figures), default=None)
 
 
-def explain_log(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
+def explain_log(facts: "LogFacts", model: ModelSpec | None) -> "tuple[Finding, ...]":
     """Return a finding for each figure of a log, in its order."""
-    explain = ENGINES[facts.engine].explain
-    return () if explain is None else tuple(sorted(explain(facts, model), key=lambda finding: finding.line))
+    return tuple(sorted(ENGINES[facts.engine].explain(facts, model), key=lambda finding: finding.line))
 
 
-def _caches(engine: Engine, name: str) -> bool:
-    return any(name in (form.name, form.same_as, *form.aliases) for form in engine.formats)
+def engines_with(format_name: str, but: Engine) -> list[str]:
+    """Return the engines other than *but* that cache in the format of a name, kvplan's own runtime last."""
+    found = [engine.title for engine in ENGINES.values() if engine is not but and engine.has_format(format_name)]
+    try:
+        read_format(format_name)
+    except UnsupportedFormatError:
+        return found
+    return found if but.name == OWN else [*found, ENGINES[OWN].title]

@@ -2,12 +2,16 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from kvplan.core.allocation import Allocation, Setup
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerSpec, ModelSpec
-from kvplan.engines.logs import Finding, Line, LogFacts
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from kvplan.engines.logs import Finding, Line, LogFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -67,8 +71,8 @@ class Engine:
         default_format: Returns what a model is cached in where nothing is said.
         allocate: Returns the allocation of a model in the format of a name.
         launch: Returns how it is started.
-        read_log: Returns what a start-up log says; None where it is not of this engine. None: it prints none.
-        explain: Returns a finding for each figure of such a log.
+        logs: The module that reads its start-up logs and the one that explains their figures; empty where it prints
+            none that is known. They are imported when a log is read.
         pairs: Whether K and V may have formats of their own, written K/V.
     """
 
@@ -79,9 +83,24 @@ class Engine:
     launch: Callable[[Launch], LaunchText]
     formats: tuple[EngineFormat, ...] = ()
     default_format: Callable[[ModelSpec], str] = run_type
-    read_log: Callable[[Sequence[Line]], LogFacts | None] | None = None
-    explain: Callable[[LogFacts, ModelSpec | None], tuple[Finding, ...]] | None = None
+    logs: tuple[str, str] | tuple[()] = ()
     pairs: bool = False
+
+    def has_format(self, name: str) -> bool:
+        """Whether it caches in the format of a name of its own, or in one that stores the same bits."""
+        key, slash, value = name.removeprefix(f"{self.name}:").partition("/")
+        words = {word for form in self.formats for word in form.names}
+        return key in words and (not slash or (self.pairs and value in words))
+
+    def read_log(self, lines: "Sequence[Line]") -> "LogFacts | None":
+        """Return what a start-up log says; None where it is not of this engine."""
+        facts: LogFacts | None = import_module(self.logs[0]).read_log(lines) if self.logs else None
+        return facts
+
+    def explain(self, facts: "LogFacts", model: ModelSpec | None) -> "tuple[Finding, ...]":
+        """Return a finding for each figure of such a log."""
+        findings: tuple[Finding, ...] = import_module(self.logs[1]).explain(facts, model) if self.logs else ()
+        return findings
 
     @property
     def allocator(self) -> str:
@@ -97,7 +116,7 @@ def find_format(engine: str, formats: tuple[EngineFormat, ...], name: str) -> En
     """
     word = name.removeprefix(f"{engine}:")
     for form in formats:
-        if word in (form.name, form.same_as, *form.aliases):
+        if word in form.names:
             return form
     raise UnsupportedFormatError(
         f"{engine} has no cache format {name[:60]!r}", hint=f"it has {', '.join(form.name for form in formats)}"

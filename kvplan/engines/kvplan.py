@@ -132,4 +132,4 @@ def launch(setting: Launch) -> LaunchText:
     return LaunchText(command=f'Runtime(loaded, parse("{setting.format}"), {held}{chosen})')
 
 
-KVPLAN: Final = Engine(name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch)
+ENGINE: Final = Engine(name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch)

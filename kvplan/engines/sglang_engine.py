@@ -4,11 +4,9 @@ from typing import Final
 
 from kvplan.engines.engine import Engine, run_type
 from kvplan.engines.sglang import NAME, RULES, allocate, launch
-from kvplan.engines.sglang_explain import explain
 from kvplan.engines.sglang_formats import FORMATS
-from kvplan.engines.sglang_log import read_log
 
-SGLANG: Final = Engine(
+ENGINE: Final = Engine(
     name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS, default_format=run_type,
-    read_log=read_log, explain=explain,
+    logs=("kvplan.engines.sglang_log", "kvplan.engines.sglang_explain"),
 )  # fmt: skip

@@ -24,7 +24,7 @@ from kvplan.core.allocation import (
     largest,
 )  # fmt: skip
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
-from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
+from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
 from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 from kvplan_kernels.layout import ceil_div
@@ -40,6 +40,8 @@ _BLOCK_TOKENS, _SPARSE_BLOCK_TOKENS = 32, 64
 _INDEXER_BYTES_OF_128: Final = 132
 EMPTY_LAYERS: Final = "buffers of layers that cache nothing"
 _STATES: Final = ("convolution inputs", "recurrent state")
+STATE_TYPE: Final = "mamba-ssm-cache-dtype"
+_STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
 _STATE_CLASSES: Final = frozenset({"NemotronHForCausalLM", "Qwen3NextForCausalLM"})
 """Hybrid classes of 1.2 (tensorrt_llm/_torch/pyexecutor/config_utils.py: is_nemotron_hybrid, is_qwen3_next)."""
 
@@ -306,8 +308,22 @@ def _state_parts(layer: LayerSpec, setup: Setup) -> list[CachePart]:
     ranks = _ranks(setup)
     if any(state.elements % ranks for state in layer.states):
         raise InputError(f"{ranks} ranks do not divide the states", where="--tp", hint="give a number that does")
-    sizes = [(state.name, float(state.nbytes // ranks)) for state in layer.states]
+    sizes = [(state.name, state.elements // ranks * _state_bits(state, setup) / 8) for state in layer.states]
     return [CachePart(name=name, layers=1, logical_unit_bytes=size, unit_bytes=size) for name, size in sizes]
+
+
+def _state_bits(state: StateCache, setup: Setup) -> int:
+    """Return the bits of an element: `auto` is what the config says, else the type that the model runs in.
+
+    validate_and_set_mamba_ssm_cache_dtype of model_loader.py; before late 2025 it read no config.
+    """
+    chosen = setup.option(STATE_TYPE)
+    if state.name != "recurrent state":
+        return state.item_bits
+    if chosen not in (None, "auto", *_STATE_BITS):
+        message = f"{STATE_TYPE}={chosen} is none"
+        raise InputError(message, where="--engine-option", hint=f"one of auto, {', '.join(_STATE_BITS)}")
+    return _STATE_BITS.get(chosen or "", 16 if state.free_type else state.item_bits)
 
 
 def _notes(model: ModelSpec, setup: Setup) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ from kvplan.core.specs import ModelSpec
 from kvplan.engines.checks import GIB, Bands, Check, Choice, best_case, judge, settings, unchecked
 from kvplan.engines.engine import run_type
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
-from kvplan.engines.trtllm import ATTENTION_DP, WINDOWS, WindowPools, allocate
+from kvplan.engines.trtllm import ATTENTION_DP, STATE_TYPE, WINDOWS, WindowPools, allocate
 from kvplan.engines.trtllm_log import FRACTION, fraction
 from kvplan.errors import KvplanError
 from kvplan_kernels.layout import ceil_div
@@ -153,7 +153,7 @@ def _cases(facts: LogFacts, model: ModelSpec) -> tuple[list[tuple[tuple[str, ...
     """Return the settings to try, and why the pools of the model are not known where there are none."""
     context = max(1, facts.setup.context_tokens or model.context_tokens)
     base = replace(facts.setup, context_tokens=context)
-    choices = [_formats(facts, model), _ranks(facts), _windows(facts, model)]
+    choices = [_formats(facts, model), _ranks(facts), _windows(facts, model), _states(facts)]
     found, refused = [], ""
     for departures, form, setup in settings(base, choices, _DEPARTURES_MAX):
         try:
@@ -188,6 +188,13 @@ def _windows(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     if WINDOWS in facts.setup.options or not any(layer.window_tokens for layer in model.layers):
         return [("", {})]
     return [("", {}), ("windows are kept as windows (max_attention_window)", {"options": {WINDOWS}})]
+
+
+def _states(facts: LogFacts) -> list[Choice]:
+    if "slots" not in facts.figures or facts.setup.option(STATE_TYPE):
+        return [("", {})]
+    words = {"float32": "states are in 32 bits", "bfloat16": "states are in 16 bits"}
+    return [("", {}), *((text, {"options": {f"{STATE_TYPE}={name}"}}) for name, text in words.items())]
 
 
 def _finding(check: Check, bands: Bands, departures: str) -> Finding:

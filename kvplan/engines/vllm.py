@@ -15,7 +15,7 @@ from typing import Final
 
 from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Setup
 from kvplan.core.packing import EngineFormat
-from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
+from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
 from kvplan.engines.engine import (
     Launch,
     LaunchText,
@@ -91,11 +91,13 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
     if not _hybrid(setup, layers):
         layers = [_whole(layer) for layer in layers]
     block_tokens = _attention_block_tokens(model, form, setup, layers)
-    placed = [
-        (index, page)
-        for index, layer in enumerate(layers)
-        for page in _pages(model, layer, _format_of(form, setup, model, layers, index), setup, block_tokens)
-    ]
+    made: dict[tuple[LayerSpec, str], list[_Page]] = {}
+    placed: list[Placed] = []
+    for index, layer in enumerate(layers):
+        own = _format_of(form, setup, model, layers, index)
+        if (layer, own.name) not in made:  # most layers are alike
+            made[layer, own.name] = _pages(model, layer, own, setup, block_tokens)
+        placed += [(index, page) for page in made[layer, own.name]]
     if not placed:
         raise UnsupportedModelError(f"{model.name} caches nothing", where=model.name)
     tables = _grouped(placed)
@@ -209,11 +211,19 @@ def _state_page(model: ModelSpec, layer: LayerSpec, setup: Setup, page_bytes: fl
 
 
 def _state_bytes(model: ModelSpec, layer: LayerSpec, setup: Setup) -> int:
-    total = sum(state.nbytes for state in layer.states)
+    total = sum(state.elements * _state_bits(state, setup) // 8 for state in layer.states)
     if any(state.elements % setup.tensor_parallel for state in layer.states):
         message = f"{setup.tensor_parallel} ranks do not divide the states of {model.name}"
         raise InputError(message, where="--tp", hint="give a number of ranks that divides them")
     return total // setup.tensor_parallel
+
+
+def _state_bits(state: StateCache, setup: Setup) -> int:
+    """Return the bits of an element: `auto` is the type that the model runs in (MambaStateDtypeCalculator)."""
+    chosen = setup.option("mamba-ssm-cache-dtype")
+    if state.free_type:
+        return 32 if chosen == "float32" else 16
+    return state.item_bits
 
 
 def _attention_block_tokens(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence[LayerSpec]) -> int:

@@ -4,11 +4,9 @@ from typing import Final
 
 from kvplan.engines.engine import Engine
 from kvplan.engines.vllm import NAME, RULES, allocate, default_format, launch
-from kvplan.engines.vllm_explain import explain
 from kvplan.engines.vllm_formats import FORMATS
-from kvplan.engines.vllm_log import read_log
 
-VLLM: Final = Engine(
+ENGINE: Final = Engine(
     name=NAME, title="vLLM", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=default_format, read_log=read_log, explain=explain,
+    default_format=default_format, logs=("kvplan.engines.vllm_log", "kvplan.engines.vllm_explain"),
 )  # fmt: skip

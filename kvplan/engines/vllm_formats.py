@@ -13,6 +13,9 @@ _PAGES: Final = "vllm/v1/kv_cache_interface.py, real_page_size_bytes, 2026-11-30
 _TURBOQUANT: Final = "vllm/model_executor/layers/quantization/turboquant/config.py, 2026-11-30"
 
 _BYTE: Final = Packing(bits=8)
+_SCALED_8: Final = Packing(bits=8, vector_bits=32)
+_SCALED_4: Final = Packing(bits=4, vector_bits=32)
+"""With a float32 scale a head and token."""
 _E4M3_NEEDS: Final = "Triton and FlashInfer convert E4M3 from compute capability 8.9 on (vllm-project/vllm#26431)"
 SPARSE_LATENT: Final = "fp8_ds_mla"
 """Of sparse MLA in 8 bits: 512 E4M3 with a float32 scale for each 128, and 64 bf16 that carry the position."""
@@ -22,8 +25,7 @@ BOUNDARY_LAYERS: Final = 2
 
 
 def _turboquant(name: str, key: Packing, value: Packing) -> EngineFormat:
-    why = "its kernels are written in Triton for CUDA"
-    return EngineFormat(name=name, key=key, value=value, since="0.20", why=why, source=_TURBOQUANT)
+    return EngineFormat(name=name, key=key, value=value, source=_TURBOQUANT)
 
 
 FORMATS: Final = (
@@ -37,10 +39,10 @@ FORMATS: Final = (
     ),
     EngineFormat(
         name="fp8_e4m3", key=_BYTE, value=_BYTE, latent=_BYTE, same_as="fp8_e4m3", aliases=("fp8", "fp8_inc"),
-        capability=89, why=_E4M3_NEEDS, since="0.3.2", source=_CACHE,
+        capability=89, why=_E4M3_NEEDS, since="0.4.1", source=_CACHE,
     ),
     EngineFormat(
-        name="fp8_e5m2", key=_BYTE, value=_BYTE, latent=_BYTE, capability=80, why="its kernels need bf16 arithmetic",
+        name="fp8_e5m2", key=_BYTE, value=_BYTE, latent=_BYTE,
         since="0.3", source=_CACHE,
     ),
     EngineFormat(
@@ -49,21 +51,21 @@ FORMATS: Final = (
         why="FlashMLA's sparse kernels need it", since="0.11", source=_PAGES,
     ),
     EngineFormat(
-        name="int8_per_token_head", key=Packing(bits=8, vector_bits=32), value=Packing(bits=8, vector_bits=32),
-        since="0.20", source=_PAGES,
+        name="int8_per_token_head", like="int8", key=_SCALED_8, value=_SCALED_8,
+        source=_PAGES,
     ),
     EngineFormat(
-        name="fp8_per_token_head", key=Packing(bits=8, vector_bits=32), value=Packing(bits=8, vector_bits=32),
-        capability=89, why=_E4M3_NEEDS, since="0.20", source=_PAGES,
+        name="fp8_per_token_head", like="fp8_e4m3", key=_SCALED_8, value=_SCALED_8,
+        capability=89, why=_E4M3_NEEDS, source=_PAGES,
     ),
     EngineFormat(
-        name="int4_per_token_head", key=Packing(bits=4, vector_bits=32), value=Packing(bits=4, vector_bits=32),
-        since="0.22", source=_CACHE,
+        name="int4_per_token_head", like="int4", key=_SCALED_4, value=_SCALED_4,
+        source=_CACHE,
     ),
     EngineFormat(
         name="nvfp4", key=Packing(bits=4, group_elements=16, group_bits=8),
         value=Packing(bits=4, group_elements=16, group_bits=8), capability=100,
-        why="FlashInfer's NVFP4 attention is for Blackwell", since="0.21", source=_PAGES,
+        why="FlashInfer's NVFP4 attention is for Blackwell", source=_PAGES,
     ),
     _turboquant("turboquant_k8v4", Packing(bits=8), Packing(bits=4, vector_bits=32)),
     _turboquant("turboquant_4bit_nc", Packing(bits=4, vector_bits=16), Packing(bits=4, vector_bits=32)),

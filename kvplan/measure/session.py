@@ -186,7 +186,7 @@ class Session:
         return Job(
             model=request.model,
             spec=request.spec,
-            has_weights=request.spec.weight_bytes is not None,
+            has_weights=request.spec.has_weights,
             device=request.device,
             kernel=request.kernel,
             threads=request.threads,
@@ -327,17 +327,16 @@ def refusal_lines(refused: Iterable[Refusal]) -> list[str]:
 
 def plan_grid(device: Device, request: Request) -> Grid:
     """Return the cells of *request* on *device*."""
-    info = device.info
+    info, spec = device.info, request.spec
+    loaded_bytes = spec.weight_bytes or 0 if spec.has_weights else 0
     setting = Setting(
         device_uuid=info.uuid,
         threads=request.threads,
         kernel=request.kernel_name,
         prefill=request.prefill,
-        cache_bytes=cache_budget(info.memory_bytes, request.spec.weight_bytes or 0),
+        cache_bytes=cache_budget(info.memory_bytes, loaded_bytes),
     )
-    return plan_cells(
-        request.workload, request.spec, setting, formats=request.formats, block_tokens=request.block_tokens
-    )
+    return plan_cells(request.workload, spec, setting, formats=request.formats, block_tokens=request.block_tokens)
 
 
 def _cold_text(cold_bytes: int, last_level_cache_bytes: int) -> str:

@@ -11,6 +11,7 @@ from kvplan.core.comparisons import Comparison
 from kvplan.core.formats import FormatFacts
 from kvplan.core.plans import Option, Plan
 from kvplan.core.sizes import CacheSize
+from kvplan.engines.engine import LaunchText
 from kvplan.engines.logs import Finding, LogFacts
 
 SCHEMA: Final = 1
@@ -36,10 +37,12 @@ def plain(value: object) -> Any:
     return value
 
 
-def plan_json(plan: Plan) -> str:
-    """Return a recommendation as JSON."""
+def plan_json(plan: Plan, launch: LaunchText | None = None) -> str:
+    """Return a recommendation as JSON, with how the engine is started."""
     return dump(
         {
+            "engine": plan.engine,
+            "launch": launch,
             "outcome": plan.outcome,
             "verdict": plan.sentence,
             "concurrency": plan.concurrency,
@@ -135,7 +138,7 @@ def formats_json(facts: Sequence[FormatFacts]) -> str:
                 {
                     "name": fact.name, "bits_k": fact.bits_k, "bits_v": fact.bits_v,
                     "effective_bits": fact.effective_bits, "fused": fact.fused, "calibrated": False,
-                    "engines": ["kvplan"], "source": fact.source,
+                    "engines": fact.engines, "source": fact.source,
                     **({"bytes_per_token": fact.bytes_per_token} if fact.bytes_per_token is not None else {}),
                     **({"unsupported": fact.unsupported} if fact.unsupported else {}),
                 }

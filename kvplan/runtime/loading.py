@@ -59,7 +59,7 @@ def load_model(
         DoesNotFitError: It needs more memory than is available.
     """
     spec = load_model_spec(name_or_path)
-    if spec.weight_bytes is None:
+    if not spec.has_weights:
         raise InputError(f"{name_or_path} holds a config without weights; running a model takes both")
     dtype = dtype or TORCH_FLOAT[spec.float_type]
     path = find_model(name_or_path)

@@ -42,17 +42,15 @@ class Geometry:
     draft_layers: tuple[LayerSpec, ...] = ()
 
 
-def read_geometry(config: dict[str, Any], where: str) -> Geometry:
+def read_geometry(config: Mapping[str, Any], where: str) -> Geometry:
     """Return the geometry that *config*, read from *where*, describes.
 
     Raises:
         UnsupportedModelError: The architecture is unknown or a key shapes the cache in a way that is not counted.
         InputError: A value cannot be.
     """
-    inner = _language_model(config)
-    model_type = _model_type(config, inner, where)
-    architecture = _known(model_type, inner, where)
-    keys = Keys(inner, where, model_type, architecture)
+    keys = language_keys(config, where)
+    inner, architecture = _language_model(config), keys.architecture
     if inner is config:
         _need_shape(keys)
     rule = architecture.cache or PLAIN
@@ -75,7 +73,14 @@ def read_geometry(config: dict[str, Any], where: str) -> Geometry:
     )
 
 
-def _language_model(config: dict[str, Any]) -> dict[str, Any]:
+def language_keys(config: Mapping[str, Any], where: str) -> Keys:
+    """Return the keys of the language model that *config*, read from *where*, describes; raises as `read_geometry`."""
+    inner = _language_model(config)
+    model_type = _model_type(config, inner, where)
+    return Keys(inner, where, model_type, _known(model_type, inner, where))
+
+
+def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the config of the language model inside one with vision or speech."""
     for key in _NESTED:
         inner = config.get(key)

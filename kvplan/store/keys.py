@@ -103,12 +103,13 @@ class Keys:
 
     Attributes:
         type: The config's model_type.
+        where: The file.
         architecture: What is known of it.
     """
 
     def __init__(self, values: Mapping[str, Any], where: str, model_type: str, architecture: Architecture) -> None:
         self._values = values
-        self._where = where
+        self.where = where
         self.type = model_type
         self.architecture = architecture
 
@@ -122,11 +123,11 @@ class Keys:
 
     def unsupported(self, key: str, meaning: str) -> UnsupportedModelError:
         """Return the error that *key* says *meaning*, which kvplan does not count."""
-        return UnsupportedModelError(f"{key} says {meaning}, which is not supported", where=self._where, hint=SUPPORTED)
+        return UnsupportedModelError(f"{key} says {meaning}, which is not supported", where=self.where, hint=SUPPORTED)
 
     def wrong(self, message: str, hint: str = "") -> InputError:
         """Return the error that the config cannot be as it is."""
-        return InputError(message, where=self._where, hint=hint)
+        return InputError(message, where=self.where, hint=hint)
 
     def count(self, *keys: str, required: bool = True, maximum: int = _COUNT_MAX) -> int | None:
         """Return the first of *keys* that is set, else the architecture's default; InputError where it cannot be."""
@@ -187,7 +188,7 @@ class Keys:
         inner = self._values.get(key)
         if not isinstance(inner, Mapping):
             raise self.wrong(f"has no {key}" if inner is None else f"{key} is {str(inner)[:60]!r}", "it is an object")
-        return Keys(inner, self._where, self.type, self.architecture)
+        return Keys(inner, self.where, self.type, self.architecture)
 
     def in_layer(self, layer: int, known: frozenset[str]) -> "Keys":
         """Return the keys with what `per_layer_config` says of *layer*, which may set those *known* to shape it.
@@ -203,4 +204,4 @@ class Keys:
         unknown = sorted(set(own) - known)
         if unknown:
             raise self.unsupported("per_layer_config", f"{unknown[0][:60]!r} of a layer")
-        return Keys({**self._values, **own}, self._where, self.type, self.architecture) if own else self
+        return Keys({**self._values, **own}, self.where, self.type, self.architecture) if own else self

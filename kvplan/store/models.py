@@ -35,6 +35,7 @@ def load_model_spec(name: str | Path, *, runtime: bool = True) -> ModelSpec:
     Weights are counted as loaded: two bytes for every floating-point parameter, whatever it was saved in, tied
     embeddings once; tensors of other types as they are stored. For a GGUF file, whose weights the runtime dequantizes
     to bf16, that is two bytes for every element of its tensors. The shapes are the file's, so the count is exact.
+    Without files they are predicted from the config, so far as it tells them.
 
     Args:
         name: `demo`, a folder with config.json, a GGUF file, a config.json, or the id of a model in the local Hugging
@@ -147,7 +148,8 @@ def _spec(name: str, geometry: Geometry, digest: str) -> ModelSpec:
 
 def _from_config(name: str, path: Path) -> ModelSpec:
     data = read_file(path, limit_bytes=JSON_BYTES_MAX)
-    geometry = read_geometry(decode_object(path, data), str(path))
+    config = decode_object(path, data)
+    geometry = read_geometry(config, str(path))
     headers = (
         [read_safetensors_header(file) for file in _weight_files(path.parent)] if path.name == "config.json" else []
     )
@@ -156,9 +158,37 @@ def _from_config(name: str, path: Path) -> ModelSpec:
         digest.update(header.header_bytes)
     spec = _spec(name, geometry, digest.hexdigest())
     if not headers:
-        return spec
+        return _with_predicted(spec, {**_beside(path), **config}, geometry, str(path))
     tensors = _loaded(headers, tied=geometry.tied)
     return replace(spec, weight_bytes=sum(map(_loaded_bytes, tensors)), parameters=_parameters(tensors))
+
+
+def _beside(path: Path) -> dict[str, Any]:
+    """Return what Model Optimizer says in a file of its own of how it quantized the weights of a config.json."""
+    file = path.parent / "hf_quant_config.json"
+    if path.name != "config.json" or not file.is_file():
+        return {}
+    said = decode_object(file, read_file(file, limit_bytes=JSON_BYTES_MAX)).get("quantization")
+    if not isinstance(said, dict):
+        raise InputError("has no quantization", where=str(file))
+    return {"quantization_config": {"quant_method": "modelopt", **said}}
+
+
+def _with_predicted(spec: ModelSpec, config: dict[str, Any], geometry: Geometry, where: str) -> ModelSpec:
+    """Return *spec* with the weights that the config describes, or with why it does not say what they take."""
+    from kvplan.store.weights import predict_weights
+
+    try:
+        weights = predict_weights(config, geometry, where)
+    except (InputError, UnsupportedModelError) as error:
+        return replace(spec, weights_unknown=str(error))
+    return replace(
+        spec,
+        weight_bytes=weights.model.nbytes,
+        weight_evidence=Evidence.PREDICTED,
+        parameters=weights.model.parameters,
+        draft_weight_bytes=None if weights.drafts is None else weights.drafts.nbytes,
+    )
 
 
 def _weight_files(folder: Path) -> list[Path]:

@@ -60,7 +60,7 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
-        (["--memory", "8GiB"], 2, "--kv-memory"),
+        (["--memory", "8GiB"], 2, "weights and activations of"),
         (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
         (["--kv-memory", "8 parsecs"], 2, "no size"),
         (["--kv-memory", "8"], 2, "has no unit"),

@@ -133,6 +133,18 @@ def test_states_are_held_for_every_sequence_of_a_batch(spec: Any) -> None:
     assert free.max_concurrency == 20 * GIB // (state + 8192 * token)
 
 
+@pytest.mark.parametrize(("option", "bits"), [("", 16), ("auto", 16), ("float32", 32), ("bfloat16", 16)])
+def test_a_state_whose_type_nothing_says_is_of_the_type_that_the_model_runs_in(
+    spec: Any, option: str, bits: int
+) -> None:
+    """`validate_and_set_mamba_ssm_cache_dtype` of model_loader.py, read 2026-11-30."""
+    model = spec(**{key: value for key, value in QWEN3_NEXT.items() if key != "mamba_ssm_dtype"})
+    options = frozenset({f"mamba-ssm-cache-dtype={option}"} if option else set())
+    pools = allocate(model, "bf16", Setup(context_tokens=8192, options=options))
+    assert pools.states is not None
+    assert pools.states.bytes_per_block == 36 * ((2 * 16 + 32) * 128 * 3 * 2 + 32 * 128 * 128 * bits // 8)
+
+
 def test_the_first_stages_have_one_layer_more_and_the_last_those_that_draft(spec: Any) -> None:
     """Mapping.pp_layers and get_pp_layers: 61 layers on 2 stages are 31 and 30, and 31 with the one that drafts."""
     model = spec(**DEEPSEEK, num_nextn_predict_layers=1)
@@ -166,6 +178,7 @@ def test_int8_is_for_engines_that_tensorrt_built(spec: Any) -> None:
         (LLAMA_8B, "bf16", {"pipeline_parallel": 33}, InputError),
         (LLAMA_8B, "bf16", {"draft_tokens": 1}, InputError),
         (LLAMA_8B, "bf16", {"options": frozenset({"max-tokens=many"})}, InputError),
+        (QWEN3_NEXT, "bf16", {"options": frozenset({"mamba-ssm-cache-dtype=int8"})}, InputError),
     ],
 )
 def test_what_tensorrt_llm_does_not_have_is_refused(

@@ -248,4 +248,6 @@ def test_a_model_type_without_attention_takes_its_states(spec: Any) -> None:
                             intermediate_size=1536)  # fmt: skip
     allocation = allocate(model, "bf16", Setup(context_tokens=1024))
     assert allocation.growth_bytes(1024) == 0
-    assert allocation.sequence_bytes(1) == allocation.sequence_bytes(1 << 20) == 24 * (1536 * 3 * 2 + 1536 * 16 * 4)
+    assert allocation.sequence_bytes(1) == allocation.sequence_bytes(1 << 20) == 24 * (1536 * 3 * 2 + 1536 * 16 * 2)
+    wide = Setup(context_tokens=1024, options=frozenset({"mamba-ssm-cache-dtype=float32"}))
+    assert allocate(model, "bf16", wide).sequence_bytes(1) == 24 * (1536 * 3 * 2 + 1536 * 16 * 4)

@@ -9,12 +9,17 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, WhisperForConditionalGeneration
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 from transformers.models.step3p7.modeling_step3p7 import Step3p7TextModel
 
 from kvplan.core.logical import layer_bytes
 from kvplan.core.specs import LayerKind
 from kvplan.store.architectures import ARCHITECTURES
-from kvplan.store.configs import read_geometry
+from kvplan.store.configs import language_keys, read_geometry
+from kvplan.store.weights import WEIGHTS, model_weights
 from kvplan_kernels.format import parse
 
 TOKENS, WINDOW = 40, 16
@@ -147,6 +152,96 @@ def test_the_geometry_is_that_of_the_tensors_that_transformers_caches(model_type
 def test_every_family_that_transformers_has_is_compared():
     families = {name for name, row in ARCHITECTURES.items() if row.cache and name in CONFIG_MAPPING}
     assert families - set(TINY) == {"dbrx", "lfm2_moe", "step3p7", "whisper"}
+
+
+MHA = {"num_key_value_heads": 4}
+WEIGHED = {
+    **dict.fromkeys(("biogpt", "bloom", "codegen", "gpt2", "gpt_neox", "gptj", "persimmon"), MHA),
+    **dict.fromkeys(("exaone_moe", "flex_olmo", "glm4_moe", "granitemoe", "granitemoe_swa", "granitemoeshared", "mixtral", "olmoe", "phimoe", "qwen3_moe", "qwen3_vl_moe_text", "sarvam_moe", "solar_open"), MOE),
+    "opt": {**MHA, "ffn_dim": 48},
+    "falcon": {"num_key_value_heads": None},
+    "gpt_bigcode": {"num_key_value_heads": None},
+    "helium": {"head_dim": 8},
+    "deepseek_v4": {"intermediate_size": 16, "mlp_layer_types": ["hash_moe", "moe", "moe", "moe"],
+                    "num_experts_per_tok": 2},
+    "qwen2_moe": {**MOE, "shared_expert_intermediate_size": 16},
+    "aria_text": {"moe_num_experts": 4},
+    "ernie4_5_moe": {"moe_num_experts": 4, "moe_intermediate_size": 16},
+    "gemma": {"head_dim": 16},
+    "longcat_flash": {"zero_expert_num": 0, "expert_ffn_hidden_size": 16, "ffn_hidden_size": 48},
+    "step3p5": {"moe_layers_enum": [1, 3]},
+    "dots1": {"n_shared_experts": 2, **MOE},
+    "hunyuan_v1_dense": {"head_dim": 8},
+    "hunyuan_v1_moe": {"head_dim": 8, "num_experts": 4, "moe_topk": 2},
+    "ministral": {"head_dim": 8},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"] * 2, **MOE, "num_dense_layers": 1},
+    "dbrx": {"d_model": 32, "n_heads": 4, "n_layers": 4, "max_seq_len": 256,
+             "attn_config": {"kv_n_heads": 2, "clip_qkv": 8, "rope_theta": 10000.0},
+             "ffn_config": {"ffn_hidden_size": 24, "moe_num_experts": 4, "moe_top_k": 2}},
+}  # fmt: skip
+"""What tiny models need beside BASE and TINY to be built, or for the class to read what the config says."""
+SWITCHED = {
+    "attention_bias": True, "mlp_bias": True, "use_bias": True, "use_qkv_bias": True, "qk_layernorm": True,
+    "use_qk_norm": True, "tie_word_embeddings": True, "mamba_proj_bias": True, "mamba_conv_bias": False,
+    "use_conv_bias": False, "conv_bias": True, "bias": True, "enable_bias": False, "use_parallel_residual": True,
+    "use_post_norm": False, "parallel_attn": False, "mamba_rms_norm": True, "lm_head_bias": True, "qkv_bias": False,
+    "attention_out_bias": True, "decoder_sparse_step": 2, "interleave_moe_layer_step": 2, "expert_layer_period": 4,
+    "hidden_size_per_layer_input": 0, "enable_moe_block": True, "use_double_wide_mlp": True,
+    "shared_intermediate_size": 24, "layer_norm_elementwise_affine": False, "word_embed_proj_dim": 16,
+    "moe_latent_size": 8, "hc_mult": 2, "block_auto_adjust_ff_dim": False, "n_inner": 40, "use_expert_bias": False,
+    "first_k_dense_replace": 2, "n_shared_experts": 3, "num_shared_experts": 3, "moe_num_shared_experts": 0,
+    "laurel_rank": 6, "altup_num_inputs": 3,
+}  # fmt: skip
+"""Other choices of every key that adds weights or leaves them out."""
+UNTIED = {"tie_word_embeddings": False}
+KEPT = {
+    **dict.fromkeys(("kimi_linear", "nemotron_h", "dbrx"), UNTIED),  # never tied, whatever the config says
+    "glm4_moe_lite": {"first_k_dense_replace": 1},  # not read by the class
+    "mimo_v2_flash": {"first_k_dense_replace": 1},
+    "gemma4_text": {"num_kv_shared_layers": 2, "num_experts": 4, "moe_intermediate_size": 16},
+    "internlm3": {"qkv_bias": True},
+}  # fmt: skip
+TEXT_MODELS = {
+    "qwen2_vl_text": Qwen2VLTextModel, "qwen2_5_vl_text": Qwen2_5_VLTextModel, "qwen3_vl_text": Qwen3VLTextModel,
+    "qwen3_vl_moe_text": Qwen3VLMoeTextModel, "step3p5": Step3p7TextModel,
+}  # fmt: skip
+"""Classes without an output embedding, of text models that no Auto class builds."""
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+
+
+def stored_elements(model_type, config):
+    """Elements of what a checkpoint of the model holds, each tensor once."""
+    text = TEXT_MODELS.get(model_type)
+    model = text(config) if text else AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    tensors = {id(tensor): tensor for name, tensor in model.state_dict(keep_vars=True).items()
+               if not name.endswith(COMPUTED)}  # fmt: skip
+    return sum(tensor.numel() for tensor in tensors.values())
+
+
+@pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
+@pytest.mark.parametrize("switched", [False, True])
+@pytest.mark.parametrize("model_type", sorted(set(WEIGHTS) & set(CONFIG_MAPPING) - {"step3p7"}))
+def test_the_weights_of_a_config_are_those_of_the_model(model_type, switched):
+    values = {**BASE, **TINY.get(model_type, {}), **WEIGHED.get(model_type, {})}
+    if switched:
+        values |= SWITCHED | KEPT.get(model_type, {})
+    if model_type in TEXT_MODELS:
+        values["tie_word_embeddings"] = True
+    config = CONFIG_MAPPING[model_type](**values)
+    elements = stored_elements(model_type, config)
+    for spelling in ({**values, "model_type": model_type}, config.to_dict()):
+        geometry = read_geometry(spelling, "config.json")
+        weights = model_weights(language_keys(spelling, "config.json"), geometry)
+        assert sum(weight.elements for weight in weights) == elements
+
+
+def test_every_family_has_weights_that_are_compared_or_is_named_here():
+    assert set(ARCHITECTURES) - set(WEIGHTS) == {"phi4_multimodal", "rwkv5", "rwkv6", "whisper"}
+    unlike = set(WEIGHTS) - set(CONFIG_MAPPING)
+    assert unlike == {
+        "RefinedWeb", "RefinedWebModel", "baichuan", "chatglm", "deepseek", "deepseek_ref", "internlm", "internlm2",
+        "kimi_k2", "mimo", "minicpm", "minimax_text_01", "nemotron-nas", "phi-msft", "qwen",
+    }  # fmt: skip
 
 
 def test_whisper_keeps_what_its_encoder_said_beside_a_cache_of_its_own():
