@@ -35,6 +35,6 @@ FORMATS: Final = (
     _blocks("q5_1", 5, 32),
     _blocks("q5_0", 5, 16),
     _blocks("q4_1", 4, 32, same_as="k4v4-g32"),
-    _blocks("q4_0", 4, 16, like="int4-g64"),
-    _blocks("iq4_nl", 4, 16, like="int4-g64", why=_CPU_ONLY),
+    _blocks("q4_0", 4, 16, like="int4"),
+    _blocks("iq4_nl", 4, 16, like="int4", why=_CPU_ONLY),
 )

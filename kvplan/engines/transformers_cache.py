@@ -45,8 +45,8 @@ _WORD_ELEMENTS, _WORD_BITS = 10, 32
 """hqq keeps ten codes of 3 bits in 32."""
 
 _SOURCE: Final = "src/transformers/cache_utils.py, 2026-11-30"
-_NEAREST: Final = {8: "k8v8-g64", 4: "int4-g64", 2: "k2v2-g64"}
-"""The formats of kvplan with groups of as many elements; the codes are not the same."""
+_NEAREST: Final = {8: "int8", 4: "int4", 2: "int2"}
+"""By bits, of the formats that a search has by default; groups are whole heads there."""
 
 
 def _grouped(backend: str, bits: int) -> EngineFormat:
@@ -228,9 +228,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> CacheAllocatio
 
 def _check(model: ModelSpec, setup: Setup) -> None:
     if model.architecture not in RUN:
-        message = (
-            f"transformers {RULES} has no {model.architecture[:60]}; what code of the model's own caches is unknown"
-        )
+        message = f"what {model.architecture[:60]} caches is in no class of transformers {RULES} that is counted here"
         raise UnsupportedModelError(message, where=model.name)
     if setup.version is not None and setup.version < _OLDEST:
         message = "how transformers 4 caches windows and latent vectors (MLA) is not counted here"
