@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from kvplan.core.allocation import Setup, Term
@@ -115,7 +115,9 @@ def size_command(
         model = replace(load_model_spec(name, runtime=False), name=name)
         _check_context(model, asked.setup.context_tokens, beyond_model=beyond_model)
         for engine in chosen:
-            results += _sizes(engine, model, asked)
+            results += _sizes(engine, model, asked, alone=len(models) * len(chosen) * max(1, len(formats)) == 1)
+    if not any(size.logical for size in results):
+        raise UnsupportedFormatError(f"none of these is counted: {results[0].reason}")
     _print(results, terms=terms or len(results) == 1, as_json=as_json)
 
 
@@ -173,23 +175,38 @@ def _calibrated(asked: _Asked, engines: list[str], log: Path) -> tuple[_Asked, l
     return _Asked(formats=formats, setup=setup, room=room), [facts.engine]
 
 
-def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked) -> "Iterator[CacheSize]":
+def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked, *, alone: bool) -> "Iterator[CacheSize]":
+    """Yield the sizes of one model in one engine; beside others, what is refused is an answer with its reason."""
     from kvplan.core.formats import read_format
     from kvplan.core.logical import runtime_refusal
-    from kvplan.core.sizes import size_allocation, size_geometry
-    from kvplan.engines import OWN, allocate
+    from kvplan.core.sizes import CacheSize, size_geometry
+    from kvplan.engines import OWN
 
     tokens = asked.setup.context_tokens or model.context_tokens or 1  # a state is of one size, whatever the context
     setup = replace(asked.setup, context_tokens=tokens)
     for name in dict.fromkeys(asked.formats or [engine.default_format(model)]):
-        reason = runtime_refusal(model) if engine.name == OWN else ""
-        if reason:
-            yield size_geometry(model, read_format(name), engine.name, setup, reason)
-            continue
-        allocation = allocate(engine, model, name, setup)
-        form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
-        sized = size_allocation(model.name, form, engine.name, allocation, _pool(model, setup, asked.room))
-        yield replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
+        try:
+            reason = runtime_refusal(model) if engine.name == OWN else ""
+            if reason:
+                yield size_geometry(model, read_format(name), engine.name, setup, reason)
+            else:
+                yield _allocated(engine, model, name, replace(asked, setup=setup))
+        except (UnsupportedFormatError, UnsupportedModelError) as error:
+            if alone:
+                raise
+            yield CacheSize(model=model.name, format=name, engine=engine.name, setup=setup, reason=error.message)
+
+
+def _allocated(engine: "Engine", model: "ModelSpec", name: str, asked: _Asked) -> "CacheSize":
+    from kvplan.core.formats import read_format
+    from kvplan.core.sizes import size_allocation
+    from kvplan.engines import OWN, allocate
+
+    allocation = allocate(engine, model, name, asked.setup)
+    form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
+    pool = _pool(engine.served(model), asked.setup, asked.room)
+    sized = size_allocation(model.name, form, engine.name, allocation, pool)
+    return replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
 
 
 def _pool(model: "ModelSpec", setup: "Setup", room: _Room) -> "tuple[Term, ...] | int | None":

@@ -27,6 +27,7 @@ class CacheSize:
 
     Attributes:
         format: As the engine names it.
+        logical: None where the engine has no such format.
         allocated: None where the engine does not hold such a cache.
         terms: What lies between logical and allocated, by name.
         pool: What a device's memory goes to, where it was given.
@@ -38,7 +39,7 @@ class CacheSize:
     format: str
     engine: str
     setup: Setup
-    logical: LogicalSize
+    logical: LogicalSize | None = None
     allocated: AllocatedSize | None = None
     terms: tuple[Term, ...] = ()
     capacity: Capacity | None = None

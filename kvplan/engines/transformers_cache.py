@@ -342,5 +342,5 @@ def launch(setting: Launch) -> LaunchText:
 
 ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type,
+    default_format=run_type, dequantizes=True,
 )  # fmt: skip

@@ -167,3 +167,21 @@ def test_a_log_of_another_engine_is_refused(run: Any, config: Path, tmp_path: Pa
     answer = run("size", config, "--measured", log, "--engine", "kvplan")
     assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
     assert "the log is of vllm" in answer.err
+
+
+def test_engines_stand_side_by_side_and_a_refusal_is_an_answer(run: Any, latent: Path) -> None:
+    answer = run("size", latent, "--engine", "vllm", "--engine", "lmdeploy", "--context", 1000, "--json")
+    assert answer.status == 0
+    results = {result["engine"]: result for result in json.loads(answer.out)["results"]}
+    assert results["vllm"]["allocated"]["growth_bytes_per_token"] == 70_272
+    assert "allocated" not in results["lmdeploy"]
+    assert "TurboMind" in results["lmdeploy"]["reason"]
+    shown = run("size", latent, "--engine", "vllm", "--engine", "lmdeploy")
+    assert "not counted" in shown.out
+
+
+def test_alone_or_all_refused_it_ends_with_3(run: Any, latent: Path) -> None:
+    for engines in (["lmdeploy"], ["lmdeploy", "llama.cpp"]):
+        options = [word for name in engines for word in ("--engine", name)]
+        answer = run("size", latent, *options, "-f", "nvfp4")
+        assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
