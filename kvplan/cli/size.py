@@ -53,6 +53,13 @@ def size_command(
     utilization: str = typer.Option(
         "90%", "--memory-utilization", "--gpu-memory-utilization", help="Part of --memory that may be used."
     ),
+    activation_memory: str | None = typer.Option(
+        None, help="Activations of a forward pass, where you know them, as 5GiB.", show_default=False
+    ),
+    graph_memory: str | None = typer.Option(None, help="Captured graphs, where you know them.", show_default=False),
+    process_memory: str | None = typer.Option(
+        None, help="What a process takes beside tensors (context, NCCL), where you know it.", show_default=False
+    ),
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens of a page. Default: the engine's.", show_default=False
     ),
@@ -109,6 +116,8 @@ def size_command(
     asked = _Asked(formats=formats, setup=setup, room=_room(kv_memory, memory, utilization))
     if measured is not None:
         asked, engines = _calibrated(asked, engines, measured)
+    given = {"activations": activation_memory, "graphs": graph_memory, "beside tensors": process_memory}
+    asked = replace(asked, room=_told(asked.room, given))
     chosen = [find_engine(name) for name in dict.fromkeys(engines or ["kvplan"])]
     results: list[CacheSize] = []
     for name in models:
@@ -158,6 +167,19 @@ def _room(kv_memory: str | None, memory: str | None, utilization: str) -> _Room:
         memory_bytes=None if memory is None else parse_bytes(memory),
         share=share,
     )
+
+
+def _told(room: _Room, given: dict[str, str | None]) -> _Room:
+    """Return *room* with the terms that the user knows, by name."""
+    from kvplan.core.allocation import Term
+    from kvplan.core.specs import Evidence
+    from kvplan.units import parse_bytes
+
+    said = {name: parse_bytes(text) for name, text in given.items() if text is not None}
+    if said and room.memory_bytes is None and not room.measured:
+        raise InputError("the memory of what else is there says nothing without the device's", hint="give --memory")
+    terms = {name: Term(name, size, "as given", Evidence.REPORTED) for name, size in said.items()}
+    return replace(room, measured=room.measured | terms)
 
 
 def _calibrated(asked: _Asked, engines: list[str], log: Path) -> tuple[_Asked, list[str]]:

@@ -225,6 +225,11 @@ class Allocation(ABC):
     notes: tuple[str, ...]
 
     @property
+    def beside(self) -> tuple[Term, ...]:
+        """What is taken whatever sequences there are: blocks that hold nothing, tables."""
+        return ()
+
+    @property
     @abstractmethod
     def blocks(self) -> tuple[BlockGroup, ...]:
         """Groups of layers with what a block of each takes."""

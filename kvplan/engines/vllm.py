@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final
 
-from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Setup
+from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Setup, Term
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
 from kvplan.engines.engine import (
@@ -28,7 +28,7 @@ from kvplan.engines.engine import (
 from kvplan.engines.vllm_compressed import allocate_compressed, is_compressed
 from kvplan.engines.vllm_formats import BOUNDARY_LAYERS, FORMATS, SPARSE_LATENT
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
-from kvplan_kernels.layout import ceil_div, round_up
+from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, ceil_div, round_up
 
 NAME: Final = "vllm"
 RULES: Final = "0.25"
@@ -79,6 +79,25 @@ Placed = tuple[int, _Page]
 """A page with the number of its layer."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockPool(GroupedAllocation):
+    """A pool of which one block is kept empty: it stands for those that windows gave back."""
+
+    @property
+    def beside(self) -> tuple[Term, ...]:
+        """The null block, and the block tables of as many sequences as were said (vllm/v1/worker/block_table.py)."""
+        size = self.groups[0].bytes_per_block
+        null = Term("null block", size, "one block of the pool holds nothing")
+        if self.setup.sequences is None:
+            return (null,)
+        context, count = self.setup.context_tokens, self.setup.sequences
+        columns = sum(ceil_div(context, group.units_per_block) for group in self.groups if group.block_tokens)
+        states = sum(group.block_tokens is None for group in self.groups)
+        entries = count * (columns + states)
+        formula = f"{entries} entries of {BLOCK_TABLE_ENTRY_BYTES} B for {count} sequences, not in the pool"
+        return (null, Term("block tables", entries * BLOCK_TABLE_ENTRY_BYTES, formula))
+
+
 def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocation:
     """Return vLLM's allocation on the pipeline stage whose blocks are largest.
 
@@ -106,7 +125,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
     tables = _grouped(placed)
     stages = [_stage(tables, stage) for stage in _stages(model, setup, len(layers))]
     binding = max(stages, key=lambda groups: groups[0].bytes_per_block)
-    return GroupedAllocation(groups=binding, setup=setup, notes=_notes(setup, layers))
+    return BlockPool(groups=binding, setup=setup, notes=_notes(setup, layers))
 
 
 def _layers(model: ModelSpec, setup: Setup) -> list[LayerSpec]:

@@ -100,7 +100,7 @@ def _whole(value: Any) -> Any:
 def _size(size: CacheSize) -> dict[str, object]:
     parts = {
         "logical": size.logical, "allocated": size.allocated,
-        "terms": size.terms, "capacity": size.capacity, "memory": size.pool,
+        "terms": size.terms, "beside": size.beside, "capacity": size.capacity, "memory": size.pool,
         "notes": size.notes, "reason": size.reason,
     }  # fmt: skip
     return {

@@ -32,7 +32,8 @@ def print_sizes(console: Console, results: Sequence[CacheSize], *, terms: bool =
 def _print_refusals(console: Console, results: Sequence[CacheSize]) -> None:
     for size in results:
         if size.logical and not size.allocated:
-            say(console, f"exact (logical) for {size.model}: kvplan's runtime does not hold it, because {size.reason}")
+            reason = f"kvplan's runtime does not hold it, because {size.reason}"
+            say(console, f"exact (logical) for {size.model}: {reason}")
         elif not size.logical:
             say(console, f"not counted: {size.model} with {size.engine} in {size.format}: {size.reason}")
 
@@ -89,3 +90,5 @@ def _print_terms(console: Console, size: CacheSize, *, named: bool) -> None:
     parts = [f"geometry {format_bytes(geometry, digits=2)}"]
     parts += [f"{term.name} {format_bytes(term.bytes, digits=2)}" for term in size.terms]
     say(console, label + " + ".join(parts))
+    for term in size.beside:
+        say(console, f"{label}{term.name}: {format_bytes(term.bytes, digits=2)} beside the sequences, {term.formula}")

@@ -185,3 +185,25 @@ def test_alone_or_all_refused_it_ends_with_3(run: Any, latent: Path) -> None:
         options = [word for name in engines for word in ("--engine", name)]
         answer = run("size", latent, *options, "-f", "nvfp4")
         assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+
+
+def test_what_the_user_knows_of_the_memory_is_taken_off(run: Any, config: Path) -> None:
+    options = [
+        "--memory",
+        "24GiB",
+        "--activation-memory",
+        "2GiB",
+        "--graph-memory",
+        "1GiB",
+        "--process-memory",
+        "512MiB",
+    ]
+    (result,) = json.loads(run("size", config, *options, "--json").out)["results"]
+    memory = {term["name"]: term for term in result["memory"]}
+    assert {name: memory[name]["evidence"] for name in ("activations", "graphs", "beside tensors")} == {
+        "activations": "reported", "graphs": "reported", "beside tensors": "reported",
+    }  # fmt: skip
+    taken = sum(term["bytes"] for name, term in memory.items() if name not in ("usable", "pool"))
+    assert memory["pool"]["bytes"] == pytest.approx(memory["usable"]["bytes"] - taken, abs=1)
+    alone = run("size", config, "--graph-memory", "1GiB")
+    assert (alone.status, alone.err.count("\n")) == (2, 1)

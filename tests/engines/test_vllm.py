@@ -265,6 +265,13 @@ def test_the_command_has_vllms_own_flags() -> None:
     assert "enable-prefix-caching: true" in text.file_text
 
 
+def test_one_block_is_kept_empty_and_tables_are_counted_for_the_sequences(spec: Any) -> None:
+    alone = allocate(spec(**LLAMA_8B), "bf16", Setup(context_tokens=8192))
+    assert [(term.name, term.bytes) for term in alone.beside] == [("null block", 16 * 131072)]
+    served = allocate(spec(**LLAMA_8B), "bf16", Setup(context_tokens=8192, sequences=256))
+    assert served.beside[1].bytes == 256 * (8192 // 16) * 4
+
+
 def test_a_model_type_without_attention_takes_its_states(spec: Any) -> None:
     model: ModelSpec = spec(24, None, None, 768, model_type="mamba", state_size=16, conv_kernel=4,
                             intermediate_size=1536)  # fmt: skip
