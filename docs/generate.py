@@ -17,6 +17,8 @@ import typer
 
 from kvplan.cli import build_app
 from kvplan.core.figures import FIGURES
+from kvplan.core.packing import EngineFormat
+from kvplan.engines import ENGINES
 from kvplan.errors import ExitStatus
 from kvplan.store.architectures import ARCHITECTURES, GGUF_MODEL_TYPES
 from kvplan.store.attention import PLAIN
@@ -124,6 +126,43 @@ def models() -> str:
     return "\n".join([_NOTE, "# Models\n", text, "| layers | `model_type` |\n|---|---|", *rows]) + "\n"
 
 
+_ENGINES: Final = """What each engine caches in, by the value of its own flag: `kvplan size` and `recommend` name it so.
+Bits are of an element of a head of 128, scales counted. A format is refused on a device that lacks what it needs.
+[Engines](../explanation/engines.md) says how each allocates.
+"""
+
+
+_ENGINE_HEAD: Final = (
+    "| format | also | K | V | bits | needs | stands for it | source |\n|---|---|--:|--:|--:|---|---|---|"
+)
+
+
+def engines() -> str:
+    """Return the page of engines and their formats."""
+    parts = [_NOTE, "# Engines\n", _ENGINES]
+    for engine in ENGINES.values():
+        rules = f", by the rules of {engine.rules}" if engine.rules else ""
+        parts.append(f"## {engine.title}\n\n`--engine {engine.name}`{rules}.\n")
+        if not engine.formats:
+            parts.append("Any [format](formats.md) that has kernels here.\n")
+            continue
+        parts.append(
+            "| format | also | K | V | bits | needs | stands for it | source |\n|---|---|--:|--:|--:|---|---|---|"
+        )
+        parts += [_engine_format(form) for form in engine.formats]
+        parts.append("")
+    return "\n".join(parts) + "\n"
+
+
+def _engine_format(form: EngineFormat) -> str:
+    also = ", ".join(f"`{name}`" for name in form.aliases)
+    needs = f"compute capability {form.capability / 10}: {form.why}" if form.capability else ""
+    stands = _code(form.same_as or form.like) + (" (nearest)" if form.like else "")
+    since = f"since {form.since}; " if form.since else ""
+    bits = f"{form.key.bits} | {form.value.bits} | {form.effective_bits(128):.2f}"
+    return f"| `{form.name}` | {also} | {bits} | {needs} | {stands} | {since}{form.source} |"
+
+
 def _family(docstring: str | None) -> str:
     """Return what a reader returns, from the first sentence of its docstring."""
     sentence = (docstring or "").split("\n")[0].rstrip(".")
@@ -150,6 +189,7 @@ def main() -> int:
         REFERENCE / "cli.md": command_line(),
         REFERENCE / "figures.md": figures(),
         REFERENCE / "models.md": models(),
+        REFERENCE / "engines.md": engines(),
     }
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))):
         if page not in wanted and page.exists():

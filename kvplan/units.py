@@ -78,6 +78,30 @@ def parse_seconds(text: str) -> float:
     return float(match[1]) * _SECONDS[match[2]]
 
 
+def parse_version(text: str) -> tuple[int, ...]:
+    """Return the numbers that a release's name begins with.
+
+    Raises:
+        InputError: It begins with none.
+
+    >>> parse_version("v0.29.1rc1")
+    (0, 29, 1)
+    """
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    if match is None:
+        raise InputError(f"{text!r} is no version", hint="write it as 0.29")
+    return tuple(int(part) for part in match[1].split("."))
+
+
+def format_count(count: float) -> str:
+    """Return a count, with two decimals where it is no whole number.
+
+    >>> format_count(3), format_count(1.5616)
+    ('3', '1.56')
+    """
+    return str(int(count)) if count == int(count) else f"{count:.2f}"
+
+
 def format_bytes(count: float, *, digits: int = 1) -> str:
     """Return *count* bytes in the largest binary unit that leaves at least one.
 

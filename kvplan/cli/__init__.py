@@ -11,7 +11,18 @@ import typer
 from kvplan import __version__
 from kvplan.errors import ExitStatus, KvplanError
 
-COMMANDS: Final = ("profile", "recommend", "check", "size", "quality", "formats", "devices", "doctor", "kernels")
+COMMANDS: Final = (
+    "profile",
+    "recommend",
+    "check",
+    "size",
+    "explain",
+    "quality",
+    "formats",
+    "devices",
+    "doctor",
+    "kernels",
+)
 """Modules of this package, in the order of the help; each has `register(app)` and imports nothing heavy at the top."""
 
 

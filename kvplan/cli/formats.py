@@ -14,15 +14,16 @@ def formats_command(
     model: str | None = typer.Argument(None, help="Model to give bytes per token for.", show_default=False),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
-    """List formats with their bits, scales and minima counted, and the devices with a fused kernel."""
+    """List formats with their bits, scales and minima counted, the devices with a fused kernel, and the engines."""
     from kvplan.core.formats import FORMATS, format_facts
+    from kvplan.engines.formats import engine_facts, with_engines
 
     spec = None
     if model is not None:
         from kvplan.store.models import load_model_spec
 
         spec = load_model_spec(model)
-    facts = [format_facts(name, spec) for name in FORMATS]
+    facts = [*(with_engines(format_facts(name, spec)) for name in FORMATS), *engine_facts(spec)]
     if as_json:
         from kvplan.report.json import formats_json
 

@@ -35,32 +35,35 @@ def recommend_command(
     """
     from kvplan.core.planner import make_plan
     from kvplan.core.plans import Outcome
+    from kvplan.engines import OWN, find_engine
+    from kvplan.engines.settings import engine_settings
     from kvplan.store.workloads import load_workload
 
     asked = load_workload(workload)
-    _check_supported(asked, engine)
-    model, known = _known(asked, profiles)
+    chosen = find_engine(asked.engine or engine)
+    if chosen.name == OWN and (asked.tensor_parallel != 1 or asked.pipeline_parallel != 1):
+        raise UnsupportedFormatError("kvplan's runtime works on one device", hint="set parallel to 1")
+    model, known = _known(asked, profiles, runtime=chosen.name == OWN)
     _check_context(asked, model, workload)
-    plan = make_plan(asked, model, known)
+    if chosen.name == OWN:
+        plan = make_plan(asked, model, known)
+    else:
+        device = known.device.name if known.device else asked.device
+        model = chosen.served(model)
+        settings, refused = engine_settings(chosen, asked, model, device)
+        plan = make_plan(asked, model, known, settings=settings, refused=refused, engine=chosen.name)
     if as_json:
+        from kvplan.engines.launching import launch_text
         from kvplan.report.json import plan_json
 
-        sys.stdout.write(plan_json(plan) + "\n")
+        sys.stdout.write(plan_json(plan, launch_text(plan, asked) if plan.pick else None) + "\n")
     else:
         from kvplan.report.console import open_console
         from kvplan.report.plan import print_plan
 
-        print_plan(open_console(), plan, model=asked.model, workload=str(workload), explain=explain)
+        print_plan(open_console(), plan, asked, path=str(workload), explain=explain)
     statuses = {Outcome.NOTHING_FITS: ExitStatus.NOT_MET, Outcome.UNDECIDED: ExitStatus.UNSUPPORTED}
     raise typer.Exit(statuses.get(plan.outcome, ExitStatus.DONE))
-
-
-def _check_supported(workload: "Workload", engine: str) -> None:
-    from kvplan.engines import find_engine
-
-    find_engine(workload.engine or engine)
-    if workload.tensor_parallel != 1 or workload.pipeline_parallel != 1:
-        raise UnsupportedFormatError("kvplan's runtime works on one device", hint="set parallel to 1")
 
 
 def _check_context(workload: "Workload", model: "ModelSpec", path: Path) -> None:
@@ -74,14 +77,14 @@ def _check_context(workload: "Workload", model: "ModelSpec", path: Path) -> None
             )
 
 
-def _known(workload: "Workload", paths: list[Path]) -> "tuple[ModelSpec, Measurements]":
+def _known(workload: "Workload", paths: list[Path], *, runtime: bool) -> "tuple[ModelSpec, Measurements]":
     from kvplan.core.assessments import Measurements
     from kvplan.store.profiles import load_profile
 
     if not paths:
-        return _without_profile(workload)
+        return _without_profile(workload, runtime=runtime)
     found = [load_profile(path) for path in paths]
-    model = _model(workload, found)
+    model = _model(workload, found, runtime=runtime)
     for path, profile in zip(paths, found, strict=True):
         if profile.model.digest != model.digest:
             raise NotComparableError(
@@ -122,13 +125,13 @@ def _check_one_setup(paths: list[Path], profiles: "list[Profile]") -> None:
             raise NotComparableError(change, where=str(path), hint="give profiles of one set of versions")
 
 
-def _without_profile(workload: "Workload") -> "tuple[ModelSpec, Measurements]":
+def _without_profile(workload: "Workload", *, runtime: bool) -> "tuple[ModelSpec, Measurements]":
     """Return what a bundled profile of the workload's device and model says; nothing where there is none."""
     from kvplan.core.assessments import Measurements
     from kvplan.store.models import load_model_spec
     from kvplan.store.profiles import load_profile
 
-    model = load_model_spec(workload.model)
+    model = load_model_spec(workload.model, runtime=runtime)
     if workload.device != "auto":
         for path in _bundled_profiles():
             profile = load_profile(path)
@@ -143,11 +146,11 @@ def _bundled_profiles() -> list[Path]:
     return sorted(Path(str(files("kvplan_profiles"))).glob("measured/*.json"))
 
 
-def _model(workload: "Workload", profiles: "list[Profile]") -> "ModelSpec":
+def _model(workload: "Workload", profiles: "list[Profile]", *, runtime: bool) -> "ModelSpec":
     """Return the model that the workload names; a profile of that name has read it already."""
     for profile in profiles:
         if profile.model.name == workload.model:
             return profile.model
     from kvplan.store.models import load_model_spec
 
-    return load_model_spec(workload.model)
+    return load_model_spec(workload.model, runtime=runtime)

@@ -1,14 +1,16 @@
 """What is known of a model on a device, and one setting held against a workload's targets."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvplan.core.latency import TimeEstimate, Timings, mix
-from kvplan.core.memory import MemoryModel
+from kvplan.core.memory import DeviceMemory
 from kvplan.core.plans import Option, Quantity
 from kvplan.core.quality_bounds import QualityBounds, bound_quality
 from kvplan.core.records import Cell, Quality
+from kvplan.core.settings import Setting
 from kvplan.core.specs import DeviceInfo, ModelSpec
 from kvplan.core.verdicts import memory_verdict, quality_verdicts, time_verdict
 from kvplan.core.workloads import Workload
@@ -48,13 +50,19 @@ class Measurements:
         if reasons and all(reasons):
             raise UnsupportedFormatError(str(reasons[0]))
 
-    def timings(self, form: CacheFormat, block_tokens: int, confidence: float) -> Timings:
-        """Return the cells of one setting; those with rotated buffers and most threads where there are several."""
-        cells = [c for c in self.cells if c.key.format == form.name and c.key.block_tokens == block_tokens]
-        others = [] if form.quantized else [c for c in self.cells if c.key.format != form.name]
-        return Timings(cells=_preferred(cells), others=_preferred(others), confidence=confidence)
+    def timings(self, form: CacheFormat, block_tokens: int | None, confidence: float) -> Timings:
+        """Return the cells of one setting; those with rotated buffers and most threads where there are several.
 
-    def find_quality(self, form: CacheFormat, block_tokens: int, workload: Workload) -> QualityBounds | None:
+        Without a block size they are those of the size that most cells have.
+        """
+        cells = [cell for cell in self.cells if cell.key.format == form.name]
+        sizes = Counter(cell.key.block_tokens for cell in cells)
+        chosen = block_tokens if block_tokens is not None else max(sizes, key=lambda size: sizes[size], default=0)
+        own = [cell for cell in cells if cell.key.block_tokens == chosen]
+        others = [] if form.quantized else [c for c in self.cells if c.key.format != form.name]
+        return Timings(cells=_preferred(own), others=_preferred(others), confidence=confidence)
+
+    def find_quality(self, form: CacheFormat, block_tokens: int | None, workload: Workload) -> QualityBounds | None:
         """Return the bounds of the result with most positions; pages of any size hold the same codes."""
         found = [q for q in self.quality if q.key.format == form.name and q.key.prefill is workload.prefill]
         if not found:
@@ -72,34 +80,34 @@ def _preferred(cells: Sequence[Cell]) -> tuple[Cell, ...]:
     return tuple(cell for cell in cold if cell.key.threads == threads)
 
 
-def assess(form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, known: Measurements) -> Option:
+def assess(setting: Setting, workload: Workload, model: ModelSpec, known: Measurements) -> Option:
     """Return one setting with a verdict on every target.
 
     Raises:
         UnsupportedFormatError: No kernel takes it with this model.
     """
-    memory_model = memory_of(form, block_tokens, workload, model, known)
+    memory_model = memory_of(setting, workload, model, known)
     memory = memory_model.plan(workload.target.concurrency)
-    timings = known.timings(form, block_tokens, workload.quality.confidence)
+    form, block_tokens = setting.measured_as, setting.measured_block_tokens
+    confidence = workload.quality.confidence
+    timings = known.timings(form, block_tokens, confidence) if form else Timings(cells=(), confidence=confidence)
     loads = mix(workload.buckets, workload.target.concurrency)
-    quality = known.find_quality(form, block_tokens, workload) if form.quantized else None
+    quality = known.find_quality(form, block_tokens, workload) if form and setting.quantized else None
     ttft = {percent: timings.ttft(workload.buckets, percent) for percent in workload.target.ttft_ms}
     verdicts = [memory_verdict(memory)]
     for percent, limit in workload.target.tpot_ms.items():
         verdicts.append(time_verdict(Quantity.TPOT, percent, limit, timings.tpot(loads, percent)))
     for percent, limit in workload.target.ttft_ms.items():
         verdicts.append(time_verdict(Quantity.TTFT, percent, limit, ttft[percent]))
-    verdicts += quality_verdicts(workload.quality, quality, form.quantized)
+    verdicts += quality_verdicts(workload.quality, quality, setting.quantized)
     return Option(
-        format=form.name,
-        block_tokens=block_tokens,
-        quantized=form.quantized,
+        setting=setting,
         memory=memory,
         sessions=memory_model.sessions(),
         blocks=memory_model.pool_blocks(workload.target.concurrency),
         slots=sum(load.sequences for load in loads),
         effective_bits=memory_model.effective_bits(),
-        residual_bytes=memory_model.ring_bytes + memory_model.sink_bytes,
+        residual_bytes=memory_model.residual_bytes,
         tpot=timings.tpot(loads, tpot_percent(workload)),
         ttft=ttft[max(ttft)] if ttft else TimeEstimate(reason="no target"),
         shares=timings.shares(loads),
@@ -108,9 +116,7 @@ def assess(form: CacheFormat, block_tokens: int, workload: Workload, model: Mode
     )
 
 
-def memory_of(
-    form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, known: Measurements
-) -> MemoryModel:
+def memory_of(setting: Setting, workload: Workload, model: ModelSpec, known: Measurements) -> DeviceMemory:
     """Return the memory of one setting.
 
     Raises:
@@ -119,10 +125,7 @@ def memory_of(
     memory_bytes = workload.memory_bytes or (known.device.memory_bytes if known.device else None)
     if memory_bytes is None:
         raise InputError("the device's memory is not known", hint="add memory: 24GiB to the workload, or give -p")
-    return MemoryModel(
-        model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes,
-        order=known.order,
-    )  # fmt: skip
+    return setting.memory_of(workload, model, memory_bytes, known.order)
 
 
 def tpot_percent(workload: Workload) -> int:

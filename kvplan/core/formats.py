@@ -41,6 +41,8 @@ class FormatFacts:
         effective_bits: Bits of one element in pages, scales and minima counted; residual and sinks not.
         bytes_per_token: Of all layers of a model, marginal; None without a model.
         fused: By device kind, whether a fused decode kernel takes the format.
+        engines: By name, those that store the same bits.
+        summary: What a screen shows for the source where that is long.
     """
 
     name: str
@@ -51,6 +53,8 @@ class FormatFacts:
     fused: dict[str, bool]
     bytes_per_token: float | None = None
     unsupported: str = ""
+    engines: tuple[str, ...] = ("kvplan",)
+    summary: str = ""
 
 
 def read_format(name: str) -> CacheFormat:

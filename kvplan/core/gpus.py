@@ -14,6 +14,7 @@ Sources, of NVIDIA but where another is named; dense rates are half of what a da
 * Shared memory, warps and registers of a multiprocessor: CUDA C++ Programming Guide, compute capabilities.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -116,3 +117,24 @@ def of_arch(arch: str) -> tuple[Gpu, ...]:
 
 GPUS: Final = {arch: of_arch(arch)[0] for arch in dict.fromkeys(gpu.arch for gpu in ALL)}
 """One GPU of each architecture."""
+
+
+_CAPABILITIES: Final = (
+    (r"GB?300", 103), (r"G?B[12]00", 100), (r"G?H[12]00", 90), (r"GB10|DGX Spark", 121), (r"Thor", 110), (r"Orin", 87),
+    (r"RTX 50\d\d|RTX PRO \d{4}", 120), (r"RTX 40\d\d|L40S?|L4|L20|RTX \d{4} Ada", 89),
+    (r"RTX 30\d\d|A40|A10G?|A16|A2|RTX A\d{4}", 86), (r"A100|A800|A30", 80), (r"RTX 20\d\d|T4|Quadro RTX \d{4}", 75),
+    (r"V100|TITAN V", 70),
+)  # fmt: skip
+"""Words of a product's name and its compute capability (NVIDIA, "CUDA GPUs", read 2026-11-30)."""
+
+
+def capability_of(device: str) -> int | None:
+    """Return the compute capability of a device by its name, as 90 for 9.0; None where it is not known here.
+
+    >>> [capability_of(name) for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB", "NVIDIA L4", "a laptop")]
+    [90, 80, 89, None]
+    """
+    for words, capability in _CAPABILITIES:
+        if re.search(rf"\b(?:{words})\b", device):
+            return capability
+    return None

@@ -4,12 +4,14 @@ The counts are those of kvplan's own runtime: every layer keeps every token (a s
 a block number means the same page in all layers, and full blocks of a shared prefix are held once.
 """
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from kvplan.core.allocation import Term
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Workload
 from kvplan.errors import InputError, UnsupportedFormatError
@@ -25,20 +27,6 @@ _SEQUENCE_ENTRY_BYTES: Final = 8
 """Slot and length of a sequence, int32 each."""
 _MLP_WIDTHS: Final = 8
 """Hidden sizes that gate, up and their product are allowed together: a model's MLP is at most 4 hidden sizes wide."""
-
-
-@dataclass(frozen=True, slots=True)
-class Term:
-    """One named part of the memory.
-
-    Attributes:
-        formula: What it is made of.
-    """
-
-    name: str
-    bytes: int
-    formula: str
-    evidence: Evidence = Evidence.EXACT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,17 +50,17 @@ class MemoryPlan:
     @property
     def cache_bytes(self) -> int:
         """Pages, residuals, sinks and block tables."""
-        return sum(term.bytes for term in self.cache)
+        return int(sum(term.bytes for term in self.cache))
 
     @property
     def need_bytes(self) -> int:
         """All terms together."""
-        return sum(term.bytes for term in self.terms)
+        return int(sum(term.bytes for term in self.terms))
 
     @property
     def free_for_cache_bytes(self) -> int:
         """What weights and working memory leave."""
-        return self.limit_bytes - self.weights.bytes - sum(term.bytes for term in self.working)
+        return int(self.limit_bytes - self.weights.bytes - sum(term.bytes for term in self.working))
 
     @property
     def fits(self) -> bool:
@@ -99,19 +87,124 @@ def layer_layouts(
 
 
 @dataclass(frozen=True, kw_only=True)
-class MemoryModel:
-    """The memory of one model with one setting under one workload, as a function of concurrency.
+class DeviceMemory(ABC):
+    """The memory of one model with one setting under one workload, as a function of concurrency, of one rank.
 
     Attributes:
         memory_bytes: Of the whole device.
-        order: Of codes in the caches of the kernel that runs; few head sizes take other bytes in another.
     """
 
     model: ModelSpec
     workload: Workload
+    memory_bytes: int
+
+    @abstractmethod
+    def cache_terms(self, concurrency: int) -> tuple[Term, ...]:
+        """Return what the caches of all sequences take at full length."""
+
+    @abstractmethod
+    def pool_blocks(self, concurrency: int) -> int:
+        """Return the blocks that all sequences hold at full length."""
+
+    @abstractmethod
+    def effective_bits(self) -> float:
+        """Return bits of one element over the workload's mix at full length, residual and metadata counted."""
+
+    @property
+    @abstractmethod
+    def residual_bytes(self) -> int:
+        """What a sequence keeps in 16 bits beside its quantized tokens."""
+
+    def plan(self, concurrency: int) -> MemoryPlan:
+        """Return every term at *concurrency*."""
+        return MemoryPlan(
+            weights=self.weights,
+            cache=self.cache_terms(concurrency),
+            working=self._working_terms(concurrency),
+            limit_bytes=int(self.memory_bytes * self.workload.memory_utilization),
+        )
+
+    @cached_property
+    def weights(self) -> Term:
+        """The weights as one rank holds them.
+
+        Raises:
+            InputError: The model's files say nothing of its weights.
+        """
+        whole = self._whole_weights()
+        ranks = self.workload.tensor_parallel * self.workload.pipeline_parallel
+        if ranks == 1:
+            return whole
+        return Term(whole.name, -(-int(whole.bytes) // ranks), f"{whole.formula} / {ranks} ranks", whole.evidence)
+
+    def _whole_weights(self) -> Term:
+        model, kind = self.model, self.workload.weights
+        if kind not in WEIGHT_BITS:
+            raise InputError(f"weights {kind!r} are not known", hint=f"use one of {', '.join(WEIGHT_BITS)}")
+        if WEIGHT_BITS[kind] == 16 and model.weight_bytes is not None:
+            formula = "as loaded, 16 bits" if model.has_weights else "as the model's config describes them"
+            return Term("weights", model.weight_bytes, formula, model.weight_evidence)
+        if model.parameters is None:
+            reason = f": {model.weights_unknown}" if model.weights_unknown else ""
+            raise InputError(f"{model.name} has no weights to count{reason}", hint="name a model with its weights")
+        size = model.parameters * WEIGHT_BITS[kind] // 8
+        return Term(
+            "weights", size, f"{model.parameters} parameters x {WEIGHT_BITS[kind]} bits, no scales", Evidence.PREDICTED
+        )
+
+    def _working_terms(self, concurrency: int) -> tuple[Term, ...]:
+        model = self.model
+        sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
+        tokens = max(self._chunk_tokens(), sequences)
+        ranks = self.workload.tensor_parallel
+        state = model.query_heads * (max(layer.head_dim for layer in model.layers) + 2)
+        return (
+            Term(
+                "activations",
+                activation_bytes(model, tokens) // ranks,
+                f"{tokens} tokens x 16 bits x ({2 + _MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
+                Evidence.PREDICTED,
+            ),
+            Term(
+                "logits",
+                sequences * model.vocab_size * 6 // ranks,
+                f"{sequences} sequences x {model.vocab_size} tokens x (16 + 32 bits)",
+                Evidence.PREDICTED,
+            ),
+            Term(
+                "attention workspace",
+                sequences * state * 4 // ranks,
+                f"{sequences} sequences x query heads x (head size + 2) x 32 bits",
+                Evidence.PREDICTED,
+            ),
+        )
+
+    def _chunk_tokens(self) -> int:
+        """Return the most prompt tokens of one forward pass: `exact` computes a prompt whole."""
+        longest = max(bucket.prompt_tokens for bucket in self.workload.buckets)
+        return longest if self.workload.prefill is Prefill.EXACT else min(longest, self.workload.max_batched_tokens)
+
+    def sessions(self) -> int:
+        """Return the largest concurrency that fits, each bucket holding ceil(share x concurrency) sequences."""
+        low, high = 0, 1
+        while high <= SESSIONS_MAX and self.plan(high).fits:
+            low, high = high, high * 2
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.plan(middle).fits else (low, middle)
+        return low
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryModel(DeviceMemory):
+    """The memory of a setting in kvplan's own runtime.
+
+    Attributes:
+        order: Of codes in the caches of the kernel that runs; few head sizes take other bytes in another.
+    """
+
     form: CacheFormat
     block_tokens: int
-    memory_bytes: int
     order: Order = Order.LANES
 
     @cached_property
@@ -133,6 +226,11 @@ class MemoryModel:
     def sink_bytes(self) -> int:
         """Bytes of one sequence's sinks in all layers."""
         return sum(layers * layout.sink_bytes for layout, layers in self.layouts)
+
+    @property
+    def residual_bytes(self) -> int:
+        """What a sequence keeps in 16 bits: its residual and its sinks."""
+        return self.ring_bytes + self.sink_bytes
 
     def sequence_bytes(self, bucket: Bucket) -> int:
         """Return the cache of one sequence of the bucket at full length, nothing shared."""
@@ -161,37 +259,8 @@ class MemoryModel:
                 total += sequences * (self.blocks(bucket.total_tokens) - shared) + shared
         return total
 
-    def plan(self, concurrency: int) -> MemoryPlan:
-        """Return every term at *concurrency*."""
-        return MemoryPlan(
-            weights=self.weights,
-            cache=self._cache_terms(concurrency),
-            working=self._working_terms(concurrency),
-            limit_bytes=int(self.memory_bytes * self.workload.memory_utilization),
-        )
-
-    @cached_property
-    def weights(self) -> Term:
-        """The weights as they are held.
-
-        Raises:
-            InputError: The model's files say nothing of its weights.
-        """
-        model, kind = self.model, self.workload.weights
-        if kind not in WEIGHT_BITS:
-            raise InputError(f"weights {kind!r} are not known", hint=f"use one of {', '.join(WEIGHT_BITS)}")
-        if WEIGHT_BITS[kind] == 16 and model.weight_bytes is not None:
-            formula = "as loaded, 16 bits" if model.has_weights else "as the model's config describes them"
-            return Term("weights", model.weight_bytes, formula, model.weight_evidence)
-        if model.parameters is None:
-            reason = f": {model.weights_unknown}" if model.weights_unknown else ""
-            raise InputError(f"{model.name} has no weights to count{reason}", hint="name a model with its weights")
-        size = model.parameters * WEIGHT_BITS[kind] // 8
-        return Term(
-            "weights", size, f"{model.parameters} parameters x {WEIGHT_BITS[kind]} bits, no scales", Evidence.PREDICTED
-        )
-
-    def _cache_terms(self, concurrency: int) -> tuple[Term, ...]:
+    def cache_terms(self, concurrency: int) -> tuple[Term, ...]:
+        """Return what the caches of all sequences take at full length."""
         sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
         blocks = self.pool_blocks(concurrency)
         longest = max(self.blocks(bucket.total_tokens) for bucket in self.workload.buckets)
@@ -211,47 +280,6 @@ class MemoryModel:
                 f"{sequences} sequences x ({columns} columns x {entry} B + {pair} B)",
             ),
         )
-
-    def _working_terms(self, concurrency: int) -> tuple[Term, ...]:
-        model = self.model
-        sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
-        tokens = max(self._chunk_tokens(), sequences)
-        state = model.query_heads * (max(layer.head_dim for layer in model.layers) + 2)
-        return (
-            Term(
-                "activations",
-                activation_bytes(model, tokens),
-                f"{tokens} tokens x 16 bits x ({2 + _MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
-                Evidence.PREDICTED,
-            ),
-            Term(
-                "logits",
-                sequences * model.vocab_size * 6,
-                f"{sequences} sequences x {model.vocab_size} tokens x (16 + 32 bits)",
-                Evidence.PREDICTED,
-            ),
-            Term(
-                "attention workspace",
-                sequences * state * 4,
-                f"{sequences} sequences x query heads x (head size + 2) x 32 bits",
-                Evidence.PREDICTED,
-            ),
-        )
-
-    def _chunk_tokens(self) -> int:
-        """Return the most prompt tokens of one forward pass: `exact` computes a prompt whole."""
-        longest = max(bucket.prompt_tokens for bucket in self.workload.buckets)
-        return longest if self.workload.prefill is Prefill.EXACT else min(longest, self.workload.max_batched_tokens)
-
-    def sessions(self) -> int:
-        """Return the largest concurrency that fits, each bucket holding ceil(share x concurrency) sequences."""
-        low, high = 0, 1
-        while high <= SESSIONS_MAX and self.plan(high).fits:
-            low, high = high, high * 2
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.plan(middle).fits else (low, middle)
-        return low
 
     def effective_bits(self) -> float:
         """Return bits of one element over the workload's mix at full length, residual and metadata counted."""

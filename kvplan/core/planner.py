@@ -1,27 +1,42 @@
 """The least aggressive setting that meets every target, or what would make the target reachable."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from math import inf
 
 from kvplan.core.assessments import Measurements, assess, tpot_percent
 from kvplan.core.formats import read_format
+from kvplan.core.memory import MemoryModel
 from kvplan.core.plans import Option, Outcome, Plan, Status
 from kvplan.core.remedies import find_remedies
 from kvplan.core.sentences import bottleneck, remarks, sentence
+from kvplan.core.settings import Setting
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Workload
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layout import Order
 
 
-def make_plan(workload: Workload, model: ModelSpec, known: Measurements) -> Plan:
-    """Return the recommendation.
+def make_plan(
+    workload: Workload,
+    model: ModelSpec,
+    known: Measurements,
+    *,
+    settings: Sequence[Setting] | None = None,
+    refused: Sequence[tuple[str, str]] = (),
+    engine: str = "kvplan",
+) -> Plan:
+    """Return the recommendation among *settings*, without them among those of kvplan's runtime.
+
+    *refused* are settings that the engine does not have, with the reason.
 
     Raises:
         InputError: The memory or the weights are not known.
         UnsupportedFormatError: No kernel takes any of the search's settings with this model.
     """
-    options, refused = _options(workload, model, known)
+    chosen = _settings(workload, model) if settings is None else settings
+    options, found = _options(chosen, workload, model, known)
     fitting = [option for option in options if option.status is Status.FITS]
     blockers = _blockers(options, fitting[0] if fitting else None)
     outcome = _outcome(options, fitting, blockers)
@@ -34,7 +49,8 @@ def make_plan(workload: Workload, model: ModelSpec, known: Measurements) -> Plan
         percent=tpot_percent(workload),
         pick=pick,
         options=options,
-        refused=refused,
+        refused=(*refused, *found),
+        engine=engine,
         device=known.device.name if known.device else "",
         kernels=tuple(sorted(known.kernels)),
         remedies=find_remedies(options, workload, model, known) if outcome is Outcome.NOTHING_FITS else (),
@@ -64,19 +80,20 @@ def _outcome(options: Sequence[Option], fitting: Sequence[Option], blockers: Seq
 
 
 def _options(
-    workload: Workload, model: ModelSpec, known: Measurements
+    settings: Iterable[Setting], workload: Workload, model: ModelSpec, known: Measurements
 ) -> tuple[tuple[Option, ...], tuple[tuple[str, str], ...]]:
     """Return every setting that kernels take, least aggressive first, and those that they refuse."""
     options: list[Option] = []
     refused: list[tuple[str, str]] = []
-    for form, block_tokens in _settings(workload, model):
+    for setting in settings:
         try:
-            known.check_kernels(form)
-            options.append(assess(form, block_tokens, workload, model, known))
+            if setting.own and setting.measured_as:
+                known.check_kernels(setting.measured_as)
+            options.append(assess(setting, workload, model, known))
         except UnsupportedFormatError as error:
-            refused.append((f"{form} block {block_tokens}", error.message))
+            refused.append((f"{setting.format} block {setting.block_tokens}", error.message))
     if not options:
-        raise UnsupportedFormatError(refused[0][1])
+        raise UnsupportedFormatError(refused[0][1] if refused else "no setting is left to choose among")
     own = str(model.float_type)
     options.sort(key=lambda o: (o.quantized, o.format != own if not o.quantized else False, *_aggressiveness(o)))
     return tuple(options), tuple(refused)
@@ -87,18 +104,37 @@ def _aggressiveness(option: Option) -> tuple[float, float, str, int, float, int]
 
     A long residual in front of 4-bit codes takes more bytes at short lengths than 8-bit codes, and is no milder.
     """
-    form = read_format(option.format)
     time_s = option.tpot.value_s if option.tpot.value_s is not None else inf
     return (
-        -(form.key.bits + form.value.bits), -round(option.effective_bits, 6), option.format, option.residual_bytes,
+        -sum(option.setting.bits), -round(option.effective_bits, 6), option.format, option.residual_bytes,
         time_s, option.block_tokens,
     )  # fmt: skip
 
 
-def _settings(workload: Workload, model: ModelSpec) -> Iterator[tuple[CacheFormat, int]]:
+def _settings(workload: Workload, model: ModelSpec) -> Iterator[Setting]:
+    """Yield the settings of kvplan's own runtime that the workload's search names."""
     names = dict.fromkeys(read_format(name).name for name in workload.search.formats)
     if all(read_format(name).quantized for name in names):
         names = {str(model.float_type): None} | names
     for name in names:
         for block_tokens in workload.search.block_tokens:
-            yield read_format(name), block_tokens
+            yield runtime_setting(read_format(name), block_tokens)
+
+
+def runtime_setting(form: CacheFormat, block_tokens: int) -> Setting:
+    """Return a setting of kvplan's own runtime."""
+    return Setting(
+        format=form.name,
+        block_tokens=block_tokens,
+        bits=(form.key.bits, form.value.bits),
+        measured_as=form,
+        memory_of=partial(_runtime_memory, form, block_tokens),
+    )
+
+
+def _runtime_memory(
+    form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, memory_bytes: int, order: Order
+) -> MemoryModel:
+    return MemoryModel(
+        model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes, order=order
+    )

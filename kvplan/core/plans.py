@@ -6,6 +6,7 @@ from enum import StrEnum
 from kvplan.core.latency import StepShares, TimeEstimate
 from kvplan.core.memory import MemoryPlan
 from kvplan.core.quality_bounds import QualityBounds
+from kvplan.core.settings import Setting
 from kvplan.core.specs import Evidence
 
 
@@ -64,6 +65,7 @@ class Option:
     """One setting.
 
     Attributes:
+        setting: Its format and block size, and what they take.
         sessions: The largest concurrency that fits into memory.
         blocks: Pages a layer that the target concurrency holds.
         slots: Sequences that the target concurrency holds, each bucket's rounded up.
@@ -73,9 +75,7 @@ class Option:
         quality: None where not measured; 16 bits has none to lose.
     """
 
-    format: str
-    block_tokens: int
-    quantized: bool
+    setting: Setting
     memory: MemoryPlan
     sessions: int
     blocks: int
@@ -87,6 +87,21 @@ class Option:
     shares: StepShares | None
     quality: QualityBounds | None
     verdicts: tuple[Verdict, ...]
+
+    @property
+    def format(self) -> str:
+        """As the engine names it."""
+        return self.setting.format
+
+    @property
+    def block_tokens(self) -> int:
+        """Tokens of a page."""
+        return self.setting.block_tokens
+
+    @property
+    def quantized(self) -> bool:
+        """Whether anything takes fewer than 16 bits."""
+        return self.setting.quantized
 
     @property
     def label(self) -> str:
@@ -136,6 +151,7 @@ class Plan:
     """The recommendation.
 
     Attributes:
+        engine: Whose allocator and formats it is made of.
         options: Least aggressive first; the 16-bit one is always among them.
         refused: Settings that no kernel takes, with the reason.
         percent: The percentile of TPOT shown.
@@ -152,6 +168,7 @@ class Plan:
     percent: int
     pick: Option | None
     options: tuple[Option, ...]
+    engine: str = "kvplan"
     refused: tuple[tuple[str, str], ...] = ()
     device: str = ""
     kernels: tuple[str, ...] = ()

@@ -6,7 +6,6 @@ from fractions import Fraction
 from math import ceil
 
 from kvplan.core.assessments import Measurements, assess, memory_of
-from kvplan.core.formats import read_format
 from kvplan.core.plans import Option, Quantity, Remedy, Status
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Workload
@@ -42,8 +41,7 @@ def _fewer_sessions(
 
         def meets(count: int, option: Option = option) -> bool:
             fewer = replace(workload, target=replace(workload.target, concurrency=count))
-            form = read_format(option.format)
-            return assess(form, option.block_tokens, fewer, model, known).status is Status.FITS
+            return assess(option.setting, fewer, model, known).status is Status.FITS
 
         count = _largest(meets, highest)
         if count > floor:
@@ -63,7 +61,7 @@ def _shorter_context(
 
         def fits(percent: int, option: Option = option) -> bool:
             scaled = replace(workload, buckets=tuple(_scale(bucket, percent) for bucket in workload.buckets))
-            memory = memory_of(read_format(option.format), option.block_tokens, scaled, model, known)
+            memory = memory_of(option.setting, scaled, model, known)
             return memory.plan(workload.target.concurrency).fits
 
         percent = _largest(fits, 99)
@@ -81,7 +79,7 @@ def _more_memory(options: Sequence[Option], workload: Workload, model: ModelSpec
         return None
     option = min(options, key=lambda o: o.memory.need_bytes)
     needed = ceil(Fraction(option.memory.need_bytes) / Fraction(workload.memory_utilization))
-    memory = memory_of(read_format(option.format), option.block_tokens, workload, model, known)
+    memory = memory_of(option.setting, workload, model, known)
     text = (
         f"a device of {format_bytes(needed, digits=2)} instead of {format_bytes(memory.memory_bytes, digits=2)}, "
         f"with {option.label}"

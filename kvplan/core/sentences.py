@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from math import inf
 from typing import Final
 
-from kvplan.core.formats import read_format
 from kvplan.core.plans import Gap, Option, Outcome, Quantity, Status, Verdict
 from kvplan.core.specs import LayerKind, ModelSpec
 from kvplan.core.verdicts import quality_text
@@ -41,16 +40,13 @@ def sentence(
 
 
 def _code_bits(option: Option) -> int:
-    form = read_format(option.format)
-    return form.key.bits + form.value.bits
+    return sum(option.setting.bits)
 
 
 def bits_text(option: Option) -> str:
     """Return what a setting does to K and V: 'to 8 bits', 'K to 8 bits and V to 4'."""
-    form = read_format(option.format)
-    if form.key.bits == form.value.bits:
-        return f"to {form.key.bits} bits"
-    return f"K to {form.key.bits} bits and V to {form.value.bits}"
+    key, value = option.setting.bits
+    return f"to {key} bits" if key == value else f"K to {key} bits and V to {value}"
 
 
 def _cache_room(option: Option, workload: Workload) -> str:
@@ -152,9 +148,11 @@ def remarks(
         found.append("Times are of the reference operations, which define the kernels and are far slower.")
     if pick is not None:
         found += _pick_remarks(options, pick, workload)
+        if pick.setting.note and (pick.quality or pick.tpot.value_s is not None):
+            found.append(f"Stand-in: {pick.setting.note}.")
     if workload.target.ttft_ms:
         found.append("TTFT is prefill and packing of one prompt, timed once a repeat; queueing is not in it.")
-    if any(layer.kind is LayerKind.SLIDING for layer in model.layers):
+    if any(o.setting.own for o in options) and any(layer.kind is LayerKind.SLIDING for layer in model.layers):
         found.append("Sliding-window layers keep every token in kvplan's runtime, and are counted so.")
     return tuple(found)
 

@@ -1,138 +1,145 @@
-"""Exact arithmetic of a model's cache in one format: what a sequence takes, and how many fit."""
+"""What a model's cache takes in one format: the geometry, what an engine allocates, and how many sequences fit."""
 
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
 
-from kvplan.core.formats import in_residual
-from kvplan.core.logical import LogicalSize, logical_size, runtime_refusal
-from kvplan.core.memory import layer_layouts
-from kvplan.core.specs import ModelSpec
+from kvplan.core.allocation import Allocation, BlockGroup, Capacity, Setup, Term
+from kvplan.core.logical import LogicalSize, logical_size
+from kvplan.core.memory import activation_bytes
+from kvplan.core.specs import Evidence, ModelSpec
+from kvplan.errors import InputError
+from kvplan.units import format_bytes
 from kvplan_kernels.format import CacheFormat
-from kvplan_kernels.layout import KVLayout
-
-_CONTEXT_MAX: Final = 1 << 40
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BlockGroup:
-    """Layers whose pages are alike."""
-
-    layers: int
-    block_tokens: int
-    bytes_per_block: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllocatedSize:
-    """What the runtime takes for a sequence: whole blocks, full residual rings, sinks."""
+    """What an engine takes for a sequence."""
 
-    bytes_per_sequence: int
+    bytes_per_sequence: float
     growth_bytes_per_token: float
     groups: tuple[BlockGroup, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Capacity:
-    """What a pool holds.
-
-    Attributes:
-        blocks: Blocks, each a page in every layer, beside the residuals of max_concurrency sequences.
-        tokens: Tokens in these blocks.
-        max_concurrency: Sequences of the context.
-        max_context: Tokens of a sequence that has the pool for itself; the model may have been made for fewer.
-    """
-
-    blocks: int
-    tokens: int
-    max_concurrency: int
-    max_context: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
 class CacheSize:
-    """The size of one model's cache in one format at one context.
+    """The size of one model's cache in one format at one context, of the rank that binds.
 
     Attributes:
-        allocated: None where no engine that kvplan counts for allocates such a cache.
+        format: As the engine names it.
+        logical: None where the engine has no such format.
+        allocated: None where the engine does not hold such a cache.
+        terms: What lies between logical and allocated, by name.
+        beside: What the engine takes whatever sequences there are.
+        pool: What a device's memory goes to, where it was given.
+        notes: What to know of the figures.
         reason: Why allocated is None.
     """
 
     model: str
     format: str
-    context_tokens: int
-    logical: LogicalSize
-    allocated: AllocatedSize | None
+    engine: str
+    setup: Setup
+    logical: LogicalSize | None = None
+    allocated: AllocatedSize | None = None
+    terms: tuple[Term, ...] = ()
+    beside: tuple[Term, ...] = ()
     capacity: Capacity | None = None
+    pool: tuple[Term, ...] = ()
+    notes: tuple[str, ...] = ()
     reason: str = ""
 
+    @property
+    def context_tokens(self) -> int:
+        """Tokens of the sequence."""
+        return self.setup.context_tokens
 
-def size_cache(
-    model: ModelSpec, form: CacheFormat, block_tokens: int, context_tokens: int, kv_bytes: int | None = None
+
+def size_allocation(
+    model: str, form: str, engine: str, allocation: Allocation, pool: tuple[Term, ...] | int | None = None
 ) -> CacheSize:
-    """Return the sizes, with the capacity of a pool of *kv_bytes* where given; logical ones alone where that is all.
+    """Return the sizes of *allocation*, with what *pool* holds: its bytes, or a device's terms that end with it."""
+    context = allocation.setup.context_tokens
+    pool_bytes = pool if isinstance(pool, int) or pool is None else int(pool[-1].bytes)
+    logical, growth = allocation.logical_bytes(context), allocation.logical_growth_bytes(context)
+    return CacheSize(
+        model=model,
+        format=form,
+        engine=engine,
+        setup=allocation.setup,
+        logical=LogicalSize(
+            bytes_per_sequence=logical,
+            growth_bytes_per_token=growth,
+            fixed_bytes_per_sequence=max(0.0, logical - growth * context),
+        ),
+        allocated=AllocatedSize(
+            bytes_per_sequence=allocation.sequence_bytes(context),
+            growth_bytes_per_token=allocation.growth_bytes(context),
+            groups=allocation.blocks,
+        ),
+        terms=allocation.terms(context),
+        beside=allocation.beside,
+        capacity=None if pool_bytes is None else allocation.capacity(pool_bytes),
+        pool=pool if isinstance(pool, tuple) else (),
+        notes=allocation.notes,
+    )
+
+
+def size_geometry(model: ModelSpec, form: CacheFormat, engine: str, setup: Setup, reason: str) -> CacheSize:
+    """Return the logical bytes alone, of a cache that the engine does not hold.
 
     Raises:
-        UnsupportedFormatError: No kernel takes the format with this model and block size, or the format says nothing
-            of what the model caches.
+        UnsupportedFormatError: The format says nothing of what the model caches.
     """
-    logical = logical_size(model, form, context_tokens)
-    reason = runtime_refusal(model)
-    if reason:
-        return CacheSize(
-            model=model.name, format=form.name, context_tokens=context_tokens, logical=logical, allocated=None,
-            reason=reason,
-        )  # fmt: skip
-    layouts = layer_layouts(model, form, block_tokens)
-    return CacheSize(
-        model=model.name,
-        format=form.name,
-        context_tokens=context_tokens,
-        logical=logical,
-        allocated=AllocatedSize(
-            bytes_per_sequence=sum(n * layout.sequence_bytes(context_tokens) for layout, n in layouts),
-            growth_bytes_per_token=_allocated_growth(layouts, context_tokens),
-            groups=tuple(
-                BlockGroup(layers=n, block_tokens=block_tokens, bytes_per_block=layout.page_bytes)
-                for layout, n in layouts
-            ),
-        ),
-        capacity=None if kv_bytes is None else _capacity(layouts, context_tokens, kv_bytes),
-    )
+    logical = logical_size(model, form, setup.context_tokens)
+    return CacheSize(model=model.name, format=form.name, engine=engine, setup=setup, logical=logical, reason=reason)
 
 
-def _allocated_growth(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int) -> float:
-    """Return a page's bytes a token, averaged over the block; nothing while the residual has room."""
-    first = layouts[0][0]
-    if in_residual(first.format, context_tokens):
-        return 0.0
-    return sum(n * layout.page_bytes for layout, n in layouts) / first.block_tokens
+def pool_terms(
+    model: ModelSpec,
+    setup: Setup,
+    *,
+    memory_bytes: int | None,
+    share: float,
+    batched_tokens: int,
+    measured: Mapping[str, Term],
+) -> tuple[Term, ...]:
+    """Return what a rank's memory goes to, the pool last: what the other terms leave of what may be used.
+
+    *measured* are terms that a run or the user told, by name; they stand for what would be computed. What a process
+    takes beside tensors and what graphs take is in there only where one of them told it.
+
+    Raises:
+        InputError: The memory or the weights are not known, or leave nothing.
+    """
+    usable = measured.get("usable")
+    if memory_bytes is not None:
+        usable = Term("usable", int(memory_bytes * share), f"{share:.1%} of {format_bytes(memory_bytes, digits=2)}")
+    if usable is None:
+        raise InputError("the log does not say how much memory may be used", hint="give --memory")
+    taken = [
+        measured.get("weights") or _weights(model, setup),
+        measured.get("activations") or _activations(model, setup, batched_tokens),
+        *(measured[name] for name in ("beside tensors", "graphs") if name in measured),
+    ]
+    left = int(usable.bytes - sum(term.bytes for term in taken))
+    if left <= 0:
+        message = f"weights and activations of {model.name} take {format_bytes(usable.bytes - left, digits=2)}"
+        raise InputError(f"{message} of {format_bytes(usable.bytes, digits=2)}", where="--memory")
+    known = {term.evidence for term in taken}
+    evidence = Evidence.MEASURED if known == {Evidence.MEASURED} else Evidence.PREDICTED
+    return (usable, *taken, Term("pool", left, "what is left for the cache", evidence))
 
 
-def _capacity(layouts: tuple[tuple[KVLayout, int], ...], context_tokens: int, kv_bytes: int) -> Capacity:
-    block_bytes = sum(n * layout.page_bytes for layout, n in layouts)
-    own_bytes = sum(n * (layout.ring_bytes + layout.sink_bytes) for layout, n in layouts)
-    first = layouts[0][0]
-
-    def need(tokens: int) -> int:
-        return own_bytes + first.blocks(tokens) * block_bytes
-
-    concurrency = kv_bytes // max(1, need(context_tokens))
-    blocks = max(0, kv_bytes - max(1, concurrency) * own_bytes) // block_bytes
-    return Capacity(
-        blocks=blocks,
-        tokens=blocks * first.block_tokens,
-        max_concurrency=concurrency,
-        max_context=_largest(lambda tokens: need(tokens) <= kv_bytes),
-    )
+def _weights(model: ModelSpec, setup: Setup) -> Term:
+    if model.weight_bytes is None:
+        raise InputError(f"no weights to count: {model.weights_unknown}", hint="give --kv-memory instead of --memory")
+    ranks = setup.tensor_parallel * setup.pipeline_parallel
+    split = f" / {ranks} ranks" if ranks > 1 else ""
+    source = "files" if model.weight_evidence is Evidence.EXACT else "config"
+    return Term("weights", -(-model.weight_bytes // ranks), f"of the model's {source}{split}", model.weight_evidence)
 
 
-def _largest(fits: Callable[[int], bool]) -> int:
-    """Return the largest count that fits, of a condition that never turns true again."""
-    low, high = 0, 1
-    while high < _CONTEXT_MAX and fits(high):
-        low, high = high, high * 2
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+def _activations(model: ModelSpec, setup: Setup, batched_tokens: int) -> Term:
+    size = activation_bytes(model, min(setup.context_tokens, batched_tokens)) // setup.tensor_parallel
+    return Term("activations", size, "of one forward pass", Evidence.PREDICTED)

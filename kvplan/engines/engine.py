@@ -1,6 +1,63 @@
-"""What kvplan knows of an engine that serves with a quantized cache."""
+"""What kvplan knows of an engine: how it allocates, what it caches in, how it is started."""
 
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from kvplan.core.allocation import Allocation, Setup
+from kvplan.core.packing import EngineFormat, Packing
+from kvplan.core.specs import LayerSpec, ModelSpec
+from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+
+if TYPE_CHECKING:
+    from kvplan.engines.logs import Finding, Line, LogFacts
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launch:
+    """A setting to start an engine with.
+
+    Attributes:
+        format: As the engine names it.
+        sequences: The most at once.
+        blocks: Of the pool; 0 leaves it to the engine.
+        memory_utilization: The part of the device that the engine may use, 0 to 1.
+        kernel: Implementation and path that was measured, of kvplan's own runtime.
+    """
+
+    model: str
+    format: str
+    block_tokens: int
+    context_tokens: int
+    sequences: int
+    blocks: int = 0
+    tensor_parallel: int = 1
+    pipeline_parallel: int = 1
+    max_batched_tokens: int | None = None
+    prefix_caching: bool | None = None
+    memory_utilization: float = 0.9
+    kernel: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchText:
+    """How to start an engine so.
+
+    Attributes:
+        command: One line for a shell, or one call.
+        file_name: Of a config file that says the same; empty where the engine reads none.
+        file_text: What stands in it.
+    """
+
+    command: str
+    file_name: str = ""
+    file_text: str = ""
+
+
+def run_type(model: ModelSpec) -> str:
+    """Return the type that the model runs in, by kvplan's name."""
+    return str(model.float_type)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -8,12 +65,97 @@ class Engine:
     """One engine.
 
     Attributes:
-        allocator: How it hands out cache memory, in a few words.
-        default_format: What it caches in where nothing is said.
-        default_block_tokens: Tokens of one page where nothing is said.
+        title: As its makers write it.
+        rules: The releases whose allocator is counted where none is named.
+        formats: What it caches in, the first unquantized; empty where any of kvplan's formats will do.
+        default_format: Returns what a model is cached in where nothing is said.
+        allocate: Returns the allocation of a model in the format of a name.
+        launch: Returns how it is started.
+        logs: The module that reads its start-up logs and the one that explains their figures; empty where it prints
+            none that is known. They are imported when a log is read.
+        dequantizes: Whether the weights of a GGUF file are made 16 bits when they are loaded.
+        pairs: Whether K and V may have formats of their own, written K/V.
     """
 
     name: str
-    allocator: str
-    default_format: str
-    default_block_tokens: int
+    title: str
+    rules: str
+    allocate: Callable[[ModelSpec, str, Setup], Allocation]
+    launch: Callable[[Launch], LaunchText]
+    formats: tuple[EngineFormat, ...] = ()
+    default_format: Callable[[ModelSpec], str] = run_type
+    logs: tuple[str, str] | tuple[()] = ()
+    dequantizes: bool = False
+    pairs: bool = False
+
+    def served(self, model: ModelSpec) -> ModelSpec:
+        """Return *model* with the weights as this engine holds them."""
+        if self.dequantizes or model.stored_weight_bytes is None:
+            return model
+        return replace(model, weight_bytes=model.stored_weight_bytes)
+
+    def has_format(self, name: str) -> bool:
+        """Whether it caches in the format of a name of its own, or in one that stores the same bits."""
+        key, slash, value = name.removeprefix(f"{self.name}:").partition("/")
+        words = {word for form in self.formats for word in form.names}
+        return key in words and (not slash or (self.pairs and value in words))
+
+    def read_log(self, lines: "Sequence[Line]") -> "LogFacts | None":
+        """Return what a start-up log says; None where it is not of this engine."""
+        facts: LogFacts | None = import_module(self.logs[0]).read_log(lines) if self.logs else None
+        return facts
+
+    def explain(self, facts: "LogFacts", model: ModelSpec | None) -> "tuple[Finding, ...]":
+        """Return a finding for each figure of such a log."""
+        findings: tuple[Finding, ...] = import_module(self.logs[1]).explain(facts, model) if self.logs else ()
+        return findings
+
+    @property
+    def allocator(self) -> str:
+        """The allocator in a few words."""
+        return f"{self.title} {self.rules}".strip()
+
+
+def find_format(engine: str, formats: tuple[EngineFormat, ...], name: str) -> EngineFormat:
+    """Return the engine's format of *name*, which may be kvplan's name for the same bits.
+
+    Raises:
+        UnsupportedFormatError: The engine has no such format.
+    """
+    word = name.removeprefix(f"{engine}:")
+    for form in formats:
+        if word in form.names:
+            return form
+    raise UnsupportedFormatError(
+        f"{engine} has no cache format {name[:60]!r}", hint=f"it has {', '.join(form.name for form in formats)}"
+    )
+
+
+def rank_heads(model: ModelSpec, layer: LayerSpec, tensor_parallel: int) -> int:
+    """Return the KV heads of *layer* that one rank holds: its part of them, or one of which others hold copies.
+
+    Raises:
+        InputError: The ranks divide neither the KV heads nor the query heads.
+    """
+    heads = layer.kv_heads
+    if model.query_heads % tensor_parallel or (heads % tensor_parallel and tensor_parallel % heads):
+        message = (
+            f"{tensor_parallel} ranks do not divide {model.query_heads} query and {heads} KV heads of {model.name}"
+        )
+        raise InputError(message, where="--tp", hint="give a number of ranks that divides the heads")
+    return max(1, heads // tensor_parallel)
+
+
+def head_bytes(layer: LayerSpec, key: Packing, value: Packing) -> float:
+    """Return the bytes of K and V of one head of one token of *layer*."""
+    value_dim = layer.head_dim if layer.value_dim is None else layer.value_dim
+    return float(key.vector_bytes(layer.head_dim) + value.vector_bytes(value_dim))
+
+
+def refuse_layer(engine: str, model: ModelSpec, what: str) -> UnsupportedModelError:
+    """Return the error that *engine*'s allocator is not known here for *what* of *model*."""
+    return UnsupportedModelError(
+        f"how {engine} allocates {what} is not known here",
+        where=model.name,
+        hint="`kvplan size` without --engine counts its logical bytes",
+    )

@@ -1,22 +1,137 @@
-"""kvplan's own runtime: `kvplan.runtime.session.Runtime`."""
+"""kvplan's own runtime: `kvplan.runtime.session.Runtime`.
 
+Every layer keeps every token, whatever its window; a block number means a page in every layer. Beside its pages a
+sequence has the rings of its residual and its sinks in 16 bits.
+"""
+
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
-from kvplan.engines.engine import Engine
+from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGroup, Capacity, Setup, Term, largest
+from kvplan.core.formats import in_residual, read_format
+from kvplan.core.logical import logical_size
+from kvplan.core.memory import layer_layouts
+from kvplan.core.specs import ModelSpec
+from kvplan.engines.engine import Engine, Launch, LaunchText
+from kvplan.errors import UnsupportedFormatError
+from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layout import KVLayout
 
-KVPLAN: Final = Engine(name="kvplan", allocator="kvplan's runtime", default_format="bf16", default_block_tokens=64)
-
+NAME: Final = "kvplan"
+BLOCK_TOKENS: Final = 64
+UNFILLED: Final = "residual and sinks not filled"
 _DEFAULT_KERNEL: Final = "cpu"
 
 
-def start_text(form: str, block_tokens: int, *, blocks: int, slots: int, kernel: str = "") -> str:
-    """Return the Python call that makes the runtime hold *slots* sequences in *blocks* pages a layer.
+@dataclass(frozen=True, kw_only=True)
+class RuntimeAllocation(Allocation):
+    """The caches of one model in the runtime."""
 
-    *kernel* is the implementation and path that was measured; the runtime's own choice is not written.
+    model: ModelSpec
+    form: CacheFormat
+    setup: Setup
+    notes: tuple[str, ...] = ()
 
-    >>> start_text("int8", 64, blocks=9, slots=2, kernel="triton/sm_90")
-    'Runtime(loaded, parse("int8"), block_tokens=64, blocks=9, slots=2, kernel="triton")'
+    @cached_property
+    def layouts(self) -> tuple[tuple[KVLayout, int], ...]:
+        """Distinct layouts with their number of layers."""
+        return layer_layouts(self.model, self.form, self.setup.block_tokens or BLOCK_TOKENS)
+
+    @property
+    def blocks(self) -> tuple[BlockGroup, ...]:
+        """Groups of layers with what a block of each takes."""
+        return tuple(
+            BlockGroup(layers=n, block_tokens=layout.block_tokens, bytes_per_block=layout.page_bytes)
+            for layout, n in self.layouts
+        )
+
+    @cached_property
+    def block_bytes(self) -> int:
+        """Bytes of one block: a page in every layer."""
+        return sum(n * layout.page_bytes for layout, n in self.layouts)
+
+    @cached_property
+    def own_bytes(self) -> int:
+        """Bytes of a sequence's residual and sinks."""
+        return sum(n * (layout.ring_bytes + layout.sink_bytes) for layout, n in self.layouts)
+
+    def logical_bytes(self, tokens: int) -> float:
+        """Return geometry times format of a sequence of *tokens*."""
+        return logical_size(self.model, self.form, tokens).bytes_per_sequence
+
+    def logical_growth_bytes(self, tokens: int) -> float:
+        """Return what one more token adds to that."""
+        return logical_size(self.model, self.form, tokens).growth_bytes_per_token
+
+    def sequence_bytes(self, tokens: int) -> int:
+        """Return what a sequence of *tokens* takes."""
+        return self.own_bytes + self.layouts[0][0].blocks(tokens) * self.block_bytes
+
+    def growth_bytes(self, tokens: int) -> float:
+        """Return a page's bytes a token, averaged over the block; nothing while the residual has room."""
+        return 0.0 if in_residual(self.form, tokens) else self.block_bytes / self.layouts[0][0].block_tokens
+
+    def terms(self, tokens: int) -> tuple[Term, ...]:
+        """Return the terms between logical and allocated; their sum is the difference."""
+        filled = sum(n * layout.logical_bytes(tokens) for layout, n in self.layouts)
+        behind = filled - self.logical_bytes(tokens)
+        unfilled = self.own_bytes - sum(n * _in_16_bits(layout, tokens) for layout, n in self.layouts)
+        rounding = self.sequence_bytes(tokens) - filled - unfilled
+        found = (
+            Term(BEHIND_WINDOW, behind, "every layer keeps every token"),
+            Term(UNFILLED, unfilled, "a ring holds the most that a residual can have, whole"),
+            Term(ROUNDING, rounding, "places of the last block that no token takes"),
+        )
+        return tuple(term for term in found if term.bytes)
+
+    def capacity(self, pool_bytes: int) -> Capacity:
+        """Return what a pool of *pool_bytes* holds beside the residuals of as many sequences as fit."""
+        concurrency = pool_bytes // max(1, self.sequence_bytes(self.setup.context_tokens))
+        blocks = max(0, pool_bytes - max(1, concurrency) * self.own_bytes) // self.block_bytes
+        return Capacity(
+            blocks=blocks,
+            tokens=blocks * self.layouts[0][0].block_tokens,
+            max_concurrency=concurrency,
+            max_context=largest(lambda tokens: self.sequence_bytes(tokens) <= pool_bytes),
+        )
+
+
+def _in_16_bits(layout: KVLayout, tokens: int) -> int:
+    """Return the bytes of residual and sinks that hold tokens."""
+    if not layout.format.quantized:
+        return 0
+    stored = zip((layout.format.key, layout.format.value), layout.quantized_tokens(tokens), strict=True)
+    kept = sum(tokens - quantized for tensor, quantized in stored if tensor.quantized)
+    return 2 * layout.kv_heads * layout.head_dim * kept
+
+
+def allocate(model: ModelSpec, format_name: str, setup: Setup) -> RuntimeAllocation:
+    """Return the allocation of kvplan's runtime.
+
+    Raises:
+        UnsupportedFormatError: No kernel takes the format with this model and block size, or several ranks are asked.
+        InputError: The model has no layers.
     """
-    implementation = kernel.partition("/")[0]
+    if setup.tensor_parallel != 1 or setup.pipeline_parallel != 1:
+        raise UnsupportedFormatError("kvplan's runtime works on one device", hint="leave --tp and --pp out")
+    allocation = RuntimeAllocation(model=model, form=read_format(format_name), setup=setup)
+    allocation.logical_bytes(setup.context_tokens)
+    assert allocation.layouts
+    return allocation
+
+
+def launch(setting: Launch) -> LaunchText:
+    """Return the Python call that makes the runtime hold the sequences in the blocks.
+
+    The implementation of the kernels that were measured is named; the runtime's own choice is not written.
+    """
+    implementation = setting.kernel.partition("/")[0]
     chosen = "" if implementation in ("", _DEFAULT_KERNEL) else f', kernel="{implementation}"'
-    return f'Runtime(loaded, parse("{form}"), block_tokens={block_tokens}, blocks={blocks}, slots={slots}{chosen})'
+    held = f"block_tokens={setting.block_tokens}, blocks={setting.blocks}, slots={setting.sequences}"
+    return LaunchText(command=f'Runtime(loaded, parse("{setting.format}"), {held}{chosen})')
+
+
+ENGINE: Final = Engine(
+    dequantizes=True, name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch
+)

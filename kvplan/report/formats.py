@@ -12,15 +12,32 @@ from kvplan.units import format_bytes
 
 def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
     """Print the list of formats."""
-    heads = [("format", False), ("K", True), ("V", True), ("bits in all", True), ("fused on", False)]
+    heads = [
+        ("format", False),
+        ("K", True),
+        ("V", True),
+        ("bits in all", True),
+        ("fused on", False),
+        ("engines", False),
+    ]
     per_model = any(fact.bytes_per_token is not None for fact in facts)
     table = plain_table([*heads, *([("a token", True)] if per_model else []), ("source", False)])
-    table.columns[-1].no_wrap = False
+    for column in table.columns:
+        column.no_wrap = column.header not in ("engines", "source")
     for fact in facts:
         fused = ", ".join(device for device, there in fact.fused.items() if there) or "-"
         grown = [] if not per_model else [format_bytes(fact.bytes_per_token) if fact.bytes_per_token else "-"]
         bits = "-" if fact.unsupported else f"{fact.effective_bits:.2f}"
-        table.add_row(escape(fact.name), str(fact.bits_k), str(fact.bits_v), bits, fused, *grown, escape(fact.source))
+        table.add_row(
+            escape(fact.name),
+            str(fact.bits_k),
+            str(fact.bits_v),
+            bits,
+            fused,
+            ", ".join(fact.engines),
+            *grown,
+            escape(fact.summary or fact.source),
+        )
     console.print(table)
     names = "[kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>] with 8, 4 or 2 bits"
     say(console, f"Further names: {names}, fp8_e4m3[-r<residual>][-s<sinks>].")

@@ -11,6 +11,8 @@ from kvplan.core.comparisons import Comparison
 from kvplan.core.formats import FormatFacts
 from kvplan.core.plans import Option, Plan
 from kvplan.core.sizes import CacheSize
+from kvplan.engines.engine import LaunchText
+from kvplan.engines.logs import Finding, LogFacts
 
 SCHEMA: Final = 1
 
@@ -35,10 +37,12 @@ def plain(value: object) -> Any:
     return value
 
 
-def plan_json(plan: Plan) -> str:
-    """Return a recommendation as JSON."""
+def plan_json(plan: Plan, launch: LaunchText | None = None) -> str:
+    """Return a recommendation as JSON, with how the engine is started."""
     return dump(
         {
+            "engine": plan.engine,
+            "launch": launch,
             "outcome": plan.outcome,
             "verdict": plan.sentence,
             "concurrency": plan.concurrency,
@@ -79,19 +83,50 @@ def _option(option: Option) -> dict[str, object]:
     }  # fmt: skip
 
 
-def sizes_json(results: Sequence[CacheSize], engine: str) -> str:
+def sizes_json(results: Sequence[CacheSize]) -> str:
     """Return the answers of `kvplan size` as JSON."""
+    return dump({"results": [_whole(plain(_size(size))) for size in results]})
+
+
+def _whole(value: Any) -> Any:
+    """Return *value* with the floats that are whole as integers: bytes may be fractions and rarely are."""
+    if isinstance(value, dict):
+        return {key: _whole(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_whole(item) for item in value]
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _size(size: CacheSize) -> dict[str, object]:
+    parts = {
+        "logical": size.logical, "allocated": size.allocated,
+        "terms": size.terms, "beside": size.beside, "capacity": size.capacity, "memory": size.pool,
+        "notes": size.notes, "reason": size.reason,
+    }  # fmt: skip
+    return {
+        "model": size.model, "format": size.format, "engine": size.engine, "tp": size.setup.tensor_parallel,
+        "pp": size.setup.pipeline_parallel, "context": size.context_tokens, "evidence": "exact",
+        **{key: part for key, part in parts.items() if part},
+    }  # fmt: skip
+
+
+def explanation_json(facts: LogFacts, findings: Sequence[Finding]) -> str:
+    """Return what became of a log's figures as JSON."""
+    run = facts.measured
+    measured = {
+        name: figure.value
+        for name, figure in (
+            ("usable_bytes", run.usable), ("weight_bytes", run.weights), ("activation_bytes", run.activations),
+            ("context_bytes", run.context), ("graph_bytes", run.graphs),
+        )
+        if figure is not None
+    }  # fmt: skip
     return dump(
         {
-            "results": [
-                {
-                    "model": size.model, "format": size.format, "engine": engine, "tp": 1, "pp": 1,
-                    "context": size.context_tokens, "evidence": "exact", "logical": size.logical,
-                    **({"allocated": size.allocated} if size.allocated else {"reason": size.reason}),
-                    **({"capacity": size.capacity} if size.capacity else {}),
-                }
-                for size in results
-            ]
+            "engine": facts.engine, "version": facts.version or None, "model": facts.model or None,
+            "format": facts.format or None, "context": facts.setup.context_tokens or None,
+            "tp": facts.setup.tensor_parallel, "pp": facts.setup.pipeline_parallel, "findings": findings,
+            "measured": _whole(measured),
         }
     )  # fmt: skip
 
@@ -104,7 +139,7 @@ def formats_json(facts: Sequence[FormatFacts]) -> str:
                 {
                     "name": fact.name, "bits_k": fact.bits_k, "bits_v": fact.bits_v,
                     "effective_bits": fact.effective_bits, "fused": fact.fused, "calibrated": False,
-                    "engines": ["kvplan"], "source": fact.source,
+                    "engines": fact.engines, "source": fact.source,
                     **({"bytes_per_token": fact.bytes_per_token} if fact.bytes_per_token is not None else {}),
                     **({"unsupported": fact.unsupported} if fact.unsupported else {}),
                 }

@@ -11,7 +11,9 @@ from kvplan.core.plans import Option, Outcome, Plan, Quantity, Status, Verdict
 from kvplan.core.sentences import verdict_name
 from kvplan.core.specs import Evidence
 from kvplan.core.verdicts import limit_text, quality_bound, quality_text
-from kvplan.engines.kvplan import KVPLAN, start_text
+from kvplan.core.workloads import Workload
+from kvplan.engines import OWN, find_engine
+from kvplan.engines.launching import launch_text
 from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes, format_seconds
 
@@ -21,8 +23,8 @@ _HEADS: Final = {
 }  # fmt: skip
 
 
-def print_plan(console: Console, plan: Plan, *, model: str, workload: str, explain: bool = False) -> None:
-    """Print the first screen of a recommendation, and what it rests on where *explain*."""
+def print_plan(console: Console, plan: Plan, workload: Workload, *, path: str, explain: bool = False) -> None:
+    """Print the first screen of a recommendation, and what it rests on where *explain*; *path* is the workload's."""
     say(console, plan.sentence, style="bold")
     console.print(_options_table(plan))
     say(console, _evidence_line(plan))
@@ -32,17 +34,17 @@ def print_plan(console: Console, plan: Plan, *, model: str, workload: str, expla
         say(console, "Neither fewer sessions, nor shorter context, nor more memory would meet the target.")
     if plan.pick is not None:
         console.print()
-        pick = plan.pick
-        kernel = plan.kernels[0] if plan.kernels else ""
-        start = start_text(pick.format, pick.block_tokens, blocks=pick.blocks, slots=pick.slots, kernel=kernel)
-        say(console, start, wrap=False)
+        say(console, launch_text(plan, workload).command, wrap=False)
         say(console, plan.bottleneck)
     if plan.missing:
-        _print_missing(console, plan, f"{model} -w {workload}")
+        _print_missing(console, plan, f"{workload.model} -w {path}")
     for setting, reason in plan.refused:
-        say(console, f"No kernel: {setting}: {reason}")
+        say(console, f"{'No kernel' if plan.engine == OWN else 'Not to be had'}: {setting}: {reason}")
     for remark in plan.remarks:
         say(console, remark)
+    if plan.pick is not None and (text := launch_text(plan, workload)).file_name:
+        say(console, f"The same as {text.file_name}:")
+        say(console, text.file_text, wrap=False, lines=True)
     if explain:
         _print_explanation(console, plan)
 
@@ -112,10 +114,12 @@ def _quality_cell(option: Option, quantity: Quantity) -> str:
 def _evidence_line(plan: Plan) -> str:
     blocks = {option.block_tokens for option in _shown(plan)}
     paged = f", blocks of {max(blocks)} tokens" if len(blocks) == 1 else ""
-    parts = [f"memory exact but for activations ({KVPLAN.allocator}{paged})"]
+    engine = find_engine(plan.engine)
+    parts = [f"memory exact but for activations ({engine.allocator}{paged})"]
+    whose = "kvplan" if engine.name == OWN else f"kvplan's kernels, not {engine.title}'s"
     kinds = {option.tpot.evidence for option in _shown(plan) if option.tpot.value_s is not None}
     if Evidence.MEASURED in kinds:
-        parts.append(f"time measured on {plan.device} by kvplan ({', '.join(plan.kernels)})")
+        parts.append(f"time measured on {plan.device} by {whose} ({', '.join(plan.kernels)})")
     if Evidence.PREDICTED in kinds:
         worst = max(option.tpot.error or 0.0 for option in _shown(plan))
         parts.append(f"~ predicted, {100 * worst:.0f}% off at worst on held-out cells")
@@ -141,7 +145,12 @@ def _print_missing(console: Console, plan: Plan, what_for: str) -> None:
         by_settings.setdefault(", ".join(settings), []).append(name)
     for joined, targets in by_settings.items():
         say(console, f"Not measured: {', '.join(targets)} of {joined}.")
-    flags = " ".join(f"-f {form}" for form in dict.fromkeys(form for form, _, _ in plan.missing))
+    stands = {o.format: o.setting.measured_as.name for o in plan.options if o.setting.measured_as}
+    flags = " ".join(dict.fromkeys(f"-f {stands[form]}" for form, _, _ in plan.missing if form in stands))
+    for form in dict.fromkeys(form for form, _, _ in plan.missing if form not in stands):
+        say(console, f"Nothing of kvplan's stands for {form}: its times and quality cannot be measured here.")
+    if not flags:
+        return
     say(console, f"Measure it: kvplan profile {what_for} {flags} -o PROFILE.json", wrap=False)
 
 

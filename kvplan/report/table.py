@@ -16,8 +16,12 @@ def plain_table(columns: Sequence[tuple[str, bool]]) -> Table:
     return table
 
 
-def say(console: Console, text: str, *, style: str = "", wrap: bool = True) -> None:
-    """Print *text*, on one line where not *wrap*."""
+def say(console: Console, text: str, *, style: str = "", wrap: bool = True, lines: bool = False) -> None:
+    """Print *text*, on one line where not *wrap*; on those that it has where *lines*."""
+    if lines:
+        for line in text.splitlines():
+            say(console, line, style=style, wrap=wrap)
+        return
     console.print(escape(printable(text)), style=style, highlight=False, soft_wrap=not wrap)
 
 

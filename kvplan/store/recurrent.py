@@ -19,11 +19,15 @@ _NOTHING: Final = LayerSpec(kind=LayerKind.NONE)
 _FLOAT32_BITS: Final = 32
 
 
-def _states(convolved: int, kernel: int, recurrent: int, bits: int) -> tuple[StateCache, ...]:
-    """Return the states of *convolved* channels, each with the inputs that the next step reads, and of *recurrent*."""
+def _states(keys: Keys, convolved: int, kernel: int, recurrent: int, *, fixed: bool = False) -> tuple[StateCache, ...]:
+    """Return the states of *convolved* channels, each with the inputs that the next step reads, and of *recurrent*.
+
+    *fixed* says that every engine keeps the family's recurrent state in 32 bits where the config names no type.
+    """
+    free = not fixed and all(keys.get(key) is None for key in _DTYPE_KEYS)
     return (
-        StateCache(name="convolution inputs", elements=convolved * (kernel - 1)),
-        StateCache(name="recurrent state", elements=recurrent, item_bits=bits),
+        StateCache(name="convolution inputs", elements=convolved * (kernel - 1), inputs=kernel - 1),
+        StateCache(name="recurrent state", elements=recurrent, item_bits=keys.state_bits(*_DTYPE_KEYS), free_type=free),
     )
 
 
@@ -38,7 +42,7 @@ def _mixed(keys: Keys, attends: Sequence[bool], states: tuple[StateCache, ...]) 
 
 
 def _mamba1(keys: Keys, state_key: str, kernel_key: str, inner: int) -> tuple[StateCache, ...]:
-    return _states(inner, keys.size(kernel_key), inner * keys.size(state_key), keys.state_bits(*_DTYPE_KEYS))
+    return _states(keys, inner, keys.size(kernel_key), inner * keys.size(state_key))
 
 
 def mamba_layers(keys: Keys) -> tuple[LayerSpec, ...]:
@@ -64,10 +68,12 @@ _MAMBA_KEYS: Final = frozenset({"mamba_d_state"})
 JAMBA: Final = CacheRule(layers=jamba_layers, reads=_MAMBA_KEYS | {"attn_layer_period", "layers_block_type"})
 
 
-def _mamba2(keys: Keys, inner: int, *, groups: str, state: str, kernel: str) -> tuple[StateCache, ...]:
+def _mamba2(
+    keys: Keys, inner: int, *, groups: str, state: str, kernel: str, fixed: bool = False
+) -> tuple[StateCache, ...]:
     """Return the states of Mamba 2 (arXiv 2405.21060): x, B and C go through the convolution, each head has a state."""
     wide = inner + 2 * keys.size(groups) * keys.size(state)
-    return _states(wide, keys.size(kernel), inner * keys.size(state), keys.state_bits(*_DTYPE_KEYS))
+    return _states(keys, wide, keys.size(kernel), inner * keys.size(state), fixed=fixed)
 
 
 def mamba2_layers(keys: Keys) -> tuple[LayerSpec, ...]:
@@ -125,7 +131,7 @@ _BLOCKS: Final = {
 def _blocks(keys: Keys, kinds: Sequence[str]) -> tuple[LayerSpec, ...]:
     attention = full_layer(keys) if "attention" in kinds else _NOTHING
     inner = keys.size("mamba_num_heads") * keys.size("mamba_head_dim")
-    states = _mamba2(keys, inner, groups="n_groups", state="ssm_state_size", kernel="conv_kernel")
+    states = _mamba2(keys, inner, groups="n_groups", state="ssm_state_size", kernel="conv_kernel", fixed=True)
     made = {"attention": attention, "state": _only_state(states), "none": _NOTHING}
     return tuple(made[kind] for kind in kinds)
 
@@ -168,10 +174,10 @@ def delta_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     key_heads, value_heads = keys.size("linear_num_key_heads"), keys.size("linear_num_value_heads")
     key_dim, value_dim = keys.size("linear_key_head_dim"), keys.size("linear_value_head_dim")
     states = _states(
+        keys,
         2 * key_heads * key_dim + value_heads * value_dim,
         keys.size("linear_conv_kernel_dim"),
         value_heads * value_dim * key_dim,
-        keys.state_bits(*_DTYPE_KEYS),
     )
     layers = keys.layer_count()
     listed = keys.listed("layer_types", _MIXED_KINDS, layers)
@@ -211,7 +217,7 @@ def kimi_layers(keys: Keys) -> tuple[LayerSpec, ...]:
             raise keys.wrong("has neither linear_attn_config nor layer_types", f"a {keys.type} config needs one")
         attends = listed
     heads, size, kernel = (own.size(name) for name in names)
-    delta = _only_state(_states(3 * heads * size, kernel, heads * size**2, keys.state_bits(*_DTYPE_KEYS)))
+    delta = _only_state(_states(keys, 3 * heads * size, kernel, heads * size**2, fixed=True))
     return tuple(latent_layer(keys) if one else delta for one in attends)
 
 
@@ -241,8 +247,9 @@ def convolved_layers(keys: Keys) -> tuple[LayerSpec, ...]:
         if not isinstance(listed, list):
             raise keys.wrong("has neither layer_types nor full_attn_idxs", f"a {keys.type} config needs one")
         kinds = [layer in listed for layer in range(layers)]
-    inputs = keys.size(*HIDDEN) * (keys.size("conv_L_cache") - 1)
-    return _mixed(keys, kinds, (StateCache(name="convolution inputs", elements=inputs),))
+    inputs = keys.size("conv_L_cache") - 1
+    state = StateCache(name="convolution inputs", elements=keys.size(*HIDDEN) * inputs, inputs=inputs)
+    return _mixed(keys, kinds, (state,))
 
 
 CONVOLVED: Final = CacheRule(layers=convolved_layers, reads=frozenset({"conv_L_cache", "full_attn_idxs"}))

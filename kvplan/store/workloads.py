@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.workloads import Arrival, Bucket, Prefill, QualityBudget, Search, Target, Workload
+from kvplan.engines import ENGINES, find_engine
+from kvplan.engines.engine import Engine
 from kvplan.errors import InputError
 from kvplan.store.documents import Section, Value, open_document
 from kvplan.units import parse_share
 from kvplan_kernels.format import FloatType, UnsupportedError, parse
 from kvplan_kernels.layout import BLOCK_TOKENS_MAX, LANES, KVLayout
 
-ENGINES: Final = ("kvplan", "vllm", "sglang", "llama.cpp", "tensorrt-llm")
 WEIGHTS: Final = ("bf16", "fp16", "int8", "int4", "fp8")
 SHARE_TOLERANCE: Final = 0.005
 """What rounding may take from shares that sum to one: 33.3% three times is meant as a whole."""
@@ -46,6 +47,7 @@ def load_workload(path: Path | str) -> Workload:
     """
     section = open_document(Path(path), _KEYS)
     tensor, pipeline = section.read("parallel", _read_parallel, (1, 1))
+    engine: str | None = section.read("engine", lambda value: value.choice((*ENGINES, *ENGINES.other_names)), None)
     arrival: Arrival | None = section.read("arrival", _read_arrival, None)
     return Workload(
         model=section.need("model", Value.text),
@@ -57,13 +59,13 @@ def load_workload(path: Path | str) -> Workload:
         tensor_parallel=tensor,
         pipeline_parallel=pipeline,
         weights=section.read("weights", lambda value: value.choice(WEIGHTS), "bf16"),
-        engine=section.read("engine", lambda value: value.choice(ENGINES), None),
+        engine=engine,
         max_batched_tokens=section.read("max_batched_tokens", _tokens, 8192),
         prefix_caching=section.read("prefix_caching", Value.flag, True),
         prefill=Prefill(section.read("prefill", lambda value: value.choice(list(Prefill)), "exact")),
         arrival=arrival,
         quality=section.read("quality", read_quality, QualityBudget()),
-        search=section.read("search", _read_search, Search()),
+        search=section.read("search", partial(_read_search, engine=engine), Search()),
     )
 
 
@@ -138,10 +140,13 @@ def _read_bucket(section: Section, *, alone: bool) -> Bucket:
     return bucket
 
 
-def _read_search(value: Value) -> Search:
+def _read_search(value: Value, engine: str | None) -> Search:
     section, default = value.section(("formats", "block_size")), Search()
-    formats = section.read("formats", _read_formats, default.formats)
+    chosen = find_engine(engine)
+    formats = section.read("formats", partial(_read_formats, engine=chosen), default.formats)
     blocks = section.read("block_size", _read_block_sizes, default.block_tokens)
+    if chosen.formats:  # its allocator says which blocks it has
+        return Search(formats=formats, block_tokens=blocks)
     refusals = [reason for name in formats for block in blocks if (reason := layout_refusal(name, block))]
     if len(refusals) == len(formats) * len(blocks):
         section.named("block_size").refuse(refusals[0])
@@ -159,10 +164,11 @@ def layout_refusal(format_name: str, block_tokens: int) -> str:
     return ""
 
 
-def _read_formats(value: Value) -> tuple[str, ...]:
+def _read_formats(value: Value, engine: Engine) -> tuple[str, ...]:
     found: list[str] = []
     for item in value.items():
-        name = read_format(item)
+        name = item.text()
+        name = name if engine.has_format(name) else read_format(item)
         if name in found:
             item.refuse(f"{name} is given twice", "take one away")
         found.append(name)

@@ -1,14 +1,19 @@
 import json
 from typing import Any
 
+from kvplan.engines import ENGINES
 from kvplan_kernels.format import parse
 
 
 def test_every_format_listed_can_be_asked_for(run: Any) -> None:
     body = json.loads(run("formats", "--json").out)
     names = [entry["name"] for entry in body["formats"]]
+    own = [entry["name"] for entry in body["formats"] if "kvplan" in entry["engines"]]
     assert body["schema"] == 1
-    assert [parse(name).name for name in names] == names
+    assert [parse(name).name for name in own] == own
+    for entry in body["formats"]:
+        if entry["name"] not in own:
+            assert ENGINES[entry["engines"][0]].has_format(entry["name"])
     assert len(set(names)) == len(names)
     assert {"bf16", "int8", "int4", "int2", "k8v4", "kivi-k4v4-g64-r128"} <= set(names)
 
@@ -17,7 +22,8 @@ def test_bytes_per_token_come_with_a_model(run: Any) -> None:
     plain = json.loads(run("formats", "--json").out)["formats"]
     sized = json.loads(run("formats", "demo", "--json").out)["formats"]
     assert all("bytes_per_token" not in entry for entry in plain)
-    by_name = {entry["name"]: entry["bytes_per_token"] for entry in sized}
+    assert all(("bytes_per_token" in entry) != ("unsupported" in entry) for entry in sized)
+    by_name = {entry["name"]: entry.get("bytes_per_token") for entry in sized}
     assert by_name["bf16"] > by_name["int8"] > by_name["int4"] > by_name["int2"]
 
 
@@ -32,3 +38,12 @@ def test_the_screen_names_bits_and_sources(run: Any) -> None:
     answer = run("formats")
     assert answer.status == 0
     assert "arXiv" in answer.out
+
+
+def test_engines_that_store_the_same_bits_are_named(run: Any) -> None:
+    body = {entry["name"]: entry for entry in json.loads(run("formats", "--json").out)["formats"]}
+    assert "vllm" in body["fp8_e4m3"]["engines"]
+    assert body["int8"]["engines"][0] == "kvplan"
+    assert "lmdeploy" in body["int8"]["engines"]
+    assert "vllm" not in body["int8"]["engines"]
+    assert body["vllm:int8_per_token_head"]["effective_bits"] == 8.25

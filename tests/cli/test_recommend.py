@@ -52,7 +52,6 @@ def test_several_profiles_add_up(run: Any, workload: Path, tmp_path: Path, make:
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
-        ("schema: 1", "schema: 1\nengine: vllm", "engine 'vllm'"),
         ("schema: 1", "schema: 1\nparallel: {tensor: 2}", "one device"),
         ("schema: 1", "schema: 1\ndevice: NVIDIA L4", "asks for NVIDIA L4"),
         ("model: made-up", "model: demo", "asks for demo"),
@@ -135,3 +134,29 @@ def test_neither_torch_nor_numpy_is_loaded(workload: Path, profile: Path) -> Non
         "sys.exit(status or len({'torch', 'transformers', 'numpy', 'rich.table'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", program], capture_output=True, check=False).returncode == 0
+
+
+def test_an_engine_is_planned_for_with_its_own_flags(run: Any, workload: Path, profile: Path) -> None:
+    workload.write_text(workload.read_text().replace("schema: 1", "schema: 1\nengine: vllm"))
+    answer = run("recommend", workload, "-p", profile)
+    assert answer.status in (0, 1, 3)
+    assert "vLLM" in answer.out
+    body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
+    assert body["engine"] == "vllm"
+    assert {option["format"] for option in body["options"]} >= {"bf16", "int8_per_token_head"}
+    if body["pick"]:
+        assert body["launch"]["command"].startswith("vllm serve")
+        assert body["launch"]["file_name"] == "vllm.yaml"
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [("search: {formats: [q8_0]}", "q8_0"), ("search: {formats: [nvfp3]}", "nvfp3")],
+)
+def test_a_format_that_neither_has_is_one_line_of_the_file(run: Any, workload: Path, change: str, says: str) -> None:
+    text = workload.read_text()
+    body = "\n".join(line for line in text.splitlines() if not line.startswith("search"))
+    workload.write_text(body.replace("schema: 1", "schema: 1\nengine: vllm") + f"\n{change}\n")
+    answer = run("recommend", workload)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert says in answer.err

@@ -50,7 +50,13 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "status", "says"),
     [
-        (["--engine", "vllm"], 3, "engine 'vllm'"),
+        (["--engine", "vllm9"], 2, "engine 'vllm9'"),
+        (["--engine", "vllm", "-f", "int8"], 3, "vllm has no cache format 'int8'"),
+        (["--engine", "vllm", "--tp", "3"], 2, "3 ranks do not divide 32 query and 8 KV heads"),
+        (["--engine", "vllm", "--pp", "17"], 2, "17 stages for 16 layers"),
+        (["--engine", "vllm", "--draft-tokens", "1"], 2, "has no draft layers"),
+        (["--engine-version", "new"], 2, "no version"),
+        (["--context", "8193"], 2, "beyond the 8192"),
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
@@ -118,7 +124,7 @@ def test_the_screen_says_that_such_bytes_are_logical(run: Any, latent: Path) -> 
     assert answer.status == 0
     assert "34.31 KiB" in answer.out
     assert "exact (logical)" in " ".join(answer.out.split())
-    assert "no engine here allocates it yet" in " ".join(answer.out.split())
+    assert "kvplan's runtime does not hold it, because attention is latent" in " ".join(answer.out.split())
 
 
 def test_a_format_that_says_nothing_of_such_a_cache_is_refused(run: Any, latent: Path) -> None:
@@ -132,3 +138,72 @@ def test_what_runs_a_model_refuses_it(run: Any, latent: Path, command: tuple[str
     answer = run(command[0], latent, *command[1:])
     assert (answer.status, answer.out) == (3, "")
     assert "does not hold this cache: attention is latent" in answer.err
+
+
+LOG = """INFO LLM engine (v0.11.0) with config: model='m', max_seq_len=4096, tensor_parallel_size=1, kv_cache_dtype=fp8
+INFO the current vLLM instance can use total_gpu_memory (24.00GiB) x gpu_memory_utilization (0.90) = 21.60GiB
+INFO model weights take 8.00GiB; non_torch_memory takes 0.10GiB; PyTorch activation peak memory takes 1.50GiB; the rest
+"""
+
+
+def test_a_log_tells_what_only_a_run_can(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+    answer = run("size", config, "--measured", log, "--json")
+    (result,) = json.loads(answer.out)["results"]
+    assert (result["engine"], result["format"], result["context"]) == ("vllm", "fp8", 4096)
+    memory = {term["name"]: (round(term["bytes"] / 2**30, 2), term["evidence"]) for term in result["memory"]}
+    assert memory == {
+        "usable": (21.6, "measured"), "weights": (8.0, "measured"), "activations": (1.5, "measured"),
+        "beside tensors": (0.1, "measured"), "pool": (12.0, "measured"),
+    }  # fmt: skip
+    assert result["capacity"]["blocks"] == 12 * 2**30 // (16 * 2 * 8 * 128 * 16)
+    assert "beside tensors" in run("size", config, "--measured", log).out
+
+
+def test_a_log_of_another_engine_is_refused(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG)
+    answer = run("size", config, "--measured", log, "--engine", "kvplan")
+    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert "the log is of vllm" in answer.err
+
+
+def test_engines_stand_side_by_side_and_a_refusal_is_an_answer(run: Any, latent: Path) -> None:
+    answer = run("size", latent, "--engine", "vllm", "--engine", "lmdeploy", "--context", 1000, "--json")
+    assert answer.status == 0
+    results = {result["engine"]: result for result in json.loads(answer.out)["results"]}
+    assert results["vllm"]["allocated"]["growth_bytes_per_token"] == 70_272
+    assert "allocated" not in results["lmdeploy"]
+    assert "TurboMind" in results["lmdeploy"]["reason"]
+    shown = run("size", latent, "--engine", "vllm", "--engine", "lmdeploy")
+    assert "not counted" in shown.out
+
+
+def test_alone_or_all_refused_it_ends_with_3(run: Any, latent: Path) -> None:
+    for engines in (["lmdeploy"], ["lmdeploy", "llama.cpp"]):
+        options = [word for name in engines for word in ("--engine", name)]
+        answer = run("size", latent, *options, "-f", "nvfp4")
+        assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+
+
+def test_what_the_user_knows_of_the_memory_is_taken_off(run: Any, config: Path) -> None:
+    options = [
+        "--memory",
+        "24GiB",
+        "--activation-memory",
+        "2GiB",
+        "--graph-memory",
+        "1GiB",
+        "--process-memory",
+        "512MiB",
+    ]
+    (result,) = json.loads(run("size", config, *options, "--json").out)["results"]
+    memory = {term["name"]: term for term in result["memory"]}
+    assert {name: memory[name]["evidence"] for name in ("activations", "graphs", "beside tensors")} == {
+        "activations": "reported", "graphs": "reported", "beside tensors": "reported",
+    }  # fmt: skip
+    taken = sum(term["bytes"] for name, term in memory.items() if name not in ("usable", "pool"))
+    assert memory["pool"]["bytes"] == pytest.approx(memory["usable"]["bytes"] - taken, abs=1)
+    alone = run("size", config, "--graph-memory", "1GiB")
+    assert (alone.status, alone.err.count("\n")) == (2, 1)

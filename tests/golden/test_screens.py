@@ -12,10 +12,14 @@ from rich.console import Console
 from kvplan.core.assessments import Measurements
 from kvplan.core.planner import make_plan
 from kvplan.core.plans import Plan
-from kvplan.core.workloads import QualityBudget, Target
+from kvplan.core.workloads import Bucket, QualityBudget, Target, Workload
 from kvplan.report.json import plan_json
 from kvplan.report.plan import print_plan
 
+WORKLOAD = Workload(
+    model="made-up", target=Target(concurrency=32),
+    buckets=(Bucket(name="long", prompt_tokens=1800, generate_tokens=128),),
+)  # fmt: skip
 FOLDER = Path(__file__).parent / "expected"
 TARGETS: dict[str, dict[str, Any]] = {
     "keep": {"memory_bytes": 1 << 30},
@@ -36,7 +40,7 @@ def planned(make: Any, name: str) -> Plan:
 def screen(plan: Plan) -> str:
     stream = io.StringIO()
     console = Console(file=stream, width=80)
-    print_plan(console, plan, model="made-up", workload="w.yaml", explain=True)
+    print_plan(console, plan, WORKLOAD, path="w.yaml", explain=True)
     return "".join(line.rstrip() + "\n" for line in stream.getvalue().splitlines())
 
 

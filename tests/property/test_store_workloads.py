@@ -3,6 +3,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kvplan.core.workloads import Arrival, Bucket, Prefill, QualityBudget, Search, Target, Workload
+from kvplan.engines import ENGINES
 from kvplan.errors import InputError
 from kvplan.store.budgets import load_budget
 from kvplan.store.workloads import SHARE_TOLERANCE, dump_workload, load_workload
@@ -92,7 +93,7 @@ workloads = st.builds(
     tensor_parallel=st.integers(1, 64),
     pipeline_parallel=st.integers(1, 64),
     weights=st.sampled_from(("bf16", "fp16", "int8", "int4", "fp8")),
-    engine=st.none() | st.sampled_from(("vllm", "sglang", "llama.cpp", "tensorrt-llm")),
+    engine=st.none() | st.sampled_from(sorted(ENGINES)),
     max_batched_tokens=tokens,
     prefix_caching=st.booleans(),
     prefill=st.sampled_from(Prefill),

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
+from kvplan.core.allocation import Setup
 from kvplan.core.assessments import Measurements
 from kvplan.core.compare import compare_profiles
 from kvplan.core.formats import format_facts
 from kvplan.core.planner import make_plan
-from kvplan.core.sizes import size_cache
+from kvplan.core.sizes import CacheSize, size_allocation
 from kvplan.core.specs import Evidence
+from kvplan.engines.kvplan import allocate
 from kvplan.report.json import comparison_json, formats_json, plain, plan_json, sizes_json
-from kvplan_kernels.format import parse
 
 
 @dataclass
@@ -38,13 +39,17 @@ def test_a_plan_names_its_pick_and_every_term(make: Any) -> None:
     assert {verdict["status"] for verdict in body["options"][0]["verdicts"]} == {"over", "fits"}
 
 
+def sized(make: Any, form: str, tokens: int, pool_bytes: int | None = None) -> CacheSize:
+    allocation = allocate(make.model(), form, Setup(context_tokens=tokens))
+    return size_allocation("m", form, "kvplan", allocation, pool_bytes)
+
+
 @pytest.mark.parametrize(
     ("form", "growth", "fixed"),
     [("bf16", 4 * 2 * 2 * 2 * 64, 0), ("int4", 4 * 2 * 2 * (32 + 4), 0), ("int2", 4 * 2 * 2 * (16 + 4), 0)],
 )
 def test_sizes_have_the_keys_and_figures_of_arithmetic(make: Any, form: str, growth: int, fixed: int) -> None:
-    size = size_cache(make.model(), parse(form), 64, 4096, 1 << 30)
-    (body,) = json.loads(sizes_json([size], "kvplan"))["results"]
+    (body,) = json.loads(sizes_json([sized(make, form, 4096, 1 << 30)]))["results"]
     assert body["logical"] == {
         "bytes_per_sequence": growth * 4096, "growth_bytes_per_token": growth, "fixed_bytes_per_sequence": fixed,
     }  # fmt: skip
@@ -57,11 +62,11 @@ def test_sizes_have_the_keys_and_figures_of_arithmetic(make: Any, form: str, gro
 
 def test_a_residual_grows_in_16_bits_first_and_then_in_the_format(make: Any) -> None:
     def logical(tokens: int) -> tuple[float, float]:
-        size = size_cache(make.model(), parse("kivi-k4v4-g64-r128"), 64, tokens).logical
+        size = sized(make, "kivi-k4v4-g64-r128", tokens).logical
         return size.growth_bytes_per_token, size.fixed_bytes_per_sequence
 
     def allocated(tokens: int) -> float:
-        return size_cache(make.model(), parse("kivi-k4v4-g64-r128"), 64, tokens).allocated.growth_bytes_per_token
+        return sized(make, "kivi-k4v4-g64-r128", tokens).allocated.growth_bytes_per_token
 
     assert allocated(100) == 0
     assert allocated(4096) == 4 * 2 * 2 * (32 + 4)

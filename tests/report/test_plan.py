@@ -8,14 +8,19 @@ from rich.console import Console
 from kvplan.core.assessments import Measurements
 from kvplan.core.planner import make_plan
 from kvplan.core.plans import Plan
-from kvplan.core.workloads import QualityBudget, Search, Target
+from kvplan.core.workloads import Bucket, QualityBudget, Search, Target, Workload
 from kvplan.report.plan import print_plan
 from kvplan.report.table import printable
+
+WORKLOAD = Workload(
+    model="made-up", target=Target(concurrency=32),
+    buckets=(Bucket(name="long", prompt_tokens=1800, generate_tokens=128),),
+)  # fmt: skip
 
 
 def screen(plan: Plan, *, explain: bool = False, width: int = 80, **terminal: Any) -> str:
     stream = io.StringIO()
-    print_plan(Console(file=stream, width=width, **terminal), plan, model="made-up", workload="w.yaml", explain=explain)
+    print_plan(Console(file=stream, width=width, **terminal), plan, WORKLOAD, path="w.yaml", explain=explain)
     return stream.getvalue()
 
 

@@ -1,0 +1,143 @@
+"""An engine's formats as settings that a plan chooses among."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from kvplan.core.allocation import Allocation, Setup
+from kvplan.core.engine_memory import EngineMemory
+from kvplan.core.formats import read_format
+from kvplan.core.gpus import capability_of
+from kvplan.core.memory import DeviceMemory
+from kvplan.core.packing import EngineFormat
+from kvplan.core.settings import Setting
+from kvplan.core.specs import ModelSpec
+from kvplan.core.workloads import Search, Workload
+from kvplan.engines import allocate, engines_with, having
+from kvplan.engines.engine import Engine
+from kvplan.errors import UnsupportedFormatError
+from kvplan_kernels.layout import Order
+
+Refused = tuple[str, str]
+"""A format and why it is not among the settings."""
+
+
+def engine_settings(
+    engine: Engine, workload: Workload, model: ModelSpec, device: str
+) -> tuple[list[Setting], list[Refused]]:
+    """Return the engine's settings of the workload's search, and what is refused.
+
+    Args:
+        engine: Not kvplan's own.
+        workload: A search that it leaves at its default is over all of the engine's formats.
+        model: What is served.
+        device: What the plan is for, by its driver's name; a format that it lacks is refused.
+    """
+    settings: list[Setting] = []
+    refused: list[Refused] = []
+    asked = workload.search.formats != Search().formats
+    for name in _names(engine, workload, model):
+        try:
+            form = _named(engine, name)
+            _check_device(form, device)
+        except UnsupportedFormatError as error:
+            refused.append((name, str(error)))
+            continue
+        try:
+            settings += [_setting(engine, form, model, workload, block) for block in _block_sizes(workload)]
+        except UnsupportedFormatError as error:
+            if asked or form.name == engine.default_format(model):  # else nobody asked for it
+                refused.append((name, str(error)))
+    unique = {(setting.format, setting.block_tokens): setting for setting in settings}
+    return list(unique.values()), refused
+
+
+def _names(engine: Engine, workload: Workload, model: ModelSpec) -> Sequence[str]:
+    own = engine.default_format(model)
+    if workload.search.formats != Search().formats:
+        return tuple(dict.fromkeys((own, *workload.search.formats)))
+    unlike = {"bf16", "fp16"} - {own}  # the other 16-bit type takes the same room
+    return tuple(dict.fromkeys((own, *(form.name for form in engine.formats if form.name not in unlike))))
+
+
+def _named(engine: Engine, name: str) -> EngineFormat:
+    """Return the engine's format of its own name or kvplan's; of several that kvplan's could mean, the first."""
+    word = name.removeprefix(f"{engine.name}:")
+    key, slash, value = word.partition("/")
+    if slash and engine.pairs:
+        return _pair(_named(engine, key), _named(engine, value))
+    for form in engine.formats:
+        if word in (form.name, form.same_as, form.like, *form.aliases):
+            return form
+    others = engines_with(name, engine)
+    hint = having(others) if others else f"it has {', '.join(form.name for form in engine.formats)}"
+    raise UnsupportedFormatError(f"{engine.title} has no cache format {name!r}", hint=hint)
+
+
+def _pair(key: EngineFormat, value: EngineFormat) -> EngineFormat:
+    """Return the format that stores K as the one and V as the other; no figures stand for it."""
+    if key is value:
+        return key
+    return replace(key, name=f"{key.name}/{value.name}", value=value.value, same_as="", like="", aliases=())
+
+
+def _check_device(form: EngineFormat, device: str) -> None:
+    capability = capability_of(device)
+    if capability is not None and form.capability is not None and capability < form.capability:
+        need = f"{form.capability // 10}.{form.capability % 10}"
+        raise UnsupportedFormatError(f"{form.name} needs compute capability {need}, {device} has less: {form.why}")
+
+
+def _block_sizes(workload: Workload) -> Sequence[int | None]:
+    return workload.search.block_tokens if workload.search.block_tokens != Search().block_tokens else (None,)
+
+
+def setup_of(workload: Workload, block_tokens: int | None, sequences: int) -> Setup:
+    """Return what an engine is told to serve *workload* with *sequences* at once."""
+    return Setup(
+        context_tokens=max(bucket.total_tokens for bucket in workload.buckets),
+        tensor_parallel=workload.tensor_parallel,
+        pipeline_parallel=workload.pipeline_parallel,
+        max_batched_tokens=workload.max_batched_tokens,
+        block_tokens=block_tokens,
+        sequences=sequences,
+        prefix_caching=workload.prefix_caching,
+    )
+
+
+def _setting(
+    engine: Engine, form: EngineFormat, model: ModelSpec, workload: Workload, block_tokens: int | None
+) -> Setting:
+    allocation = allocate(engine, model, form.name, setup_of(workload, block_tokens, 1))
+    blocks = [group.block_tokens for group in allocation.blocks if group.block_tokens]
+    named = form.same_as or form.like or (form.name if not form.quantized else "")
+    return Setting(
+        format=form.name,
+        block_tokens=min(blocks, default=1),
+        bits=(form.key.bits, form.value.bits),
+        measured_as=read_format(named) if named else None,
+        memory_of=partial(_memory_of, engine, form, block_tokens),
+        own=False,
+        note="" if not form.like else f"{form.name} stores other codes than {form.like}, whose figures stand for it",
+    )
+
+
+def _memory_of(
+    engine: Engine,
+    form: EngineFormat,
+    block_tokens: int | None,
+    workload: Workload,
+    model: ModelSpec,
+    memory_bytes: int,
+    _order: Order,
+) -> DeviceMemory:
+    def made(name: str, model: ModelSpec, workload: Workload, sequences: int) -> Allocation:
+        return allocate(engine, model, name, setup_of(workload, block_tokens, sequences))
+
+    return EngineMemory(
+        model=model,
+        workload=workload,
+        memory_bytes=memory_bytes,
+        allocate=partial(made, form.name),
+        allocate_16_bit=partial(made, str(model.float_type)),
+    )

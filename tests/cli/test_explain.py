@@ -1,0 +1,102 @@
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+CONFIG = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 32, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "hidden_size": 4096, "intermediate_size": 14336, "vocab_size": 128256,
+    "max_position_embeddings": 131072, "torch_dtype": "bfloat16",
+}  # fmt: skip
+LOG = """INFO LLM engine (v0.9.1) with config: model='org/llama', max_seq_len=20000, kv_cache_dtype=auto
+INFO Available KV cache memory: 3.81 GiB
+INFO GPU KV cache size: 31,232 tokens
+INFO Maximum concurrency for 20,000 tokens per request: 1.56x
+"""
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    return path
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    path = tmp_path / "vllm.log"
+    path.write_text(LOG)
+    return path
+
+
+def test_a_log_that_follows_ends_with_0(run: Any, log: Path, config: Path) -> None:
+    answer = run("explain", log, "--model", config)
+    assert answer.status == 0
+    assert "All 3 figures" in answer.out
+    assert "31,232 tokens" in answer.out
+
+
+def test_a_figure_that_does_not_follow_ends_with_4(run: Any, log: Path, config: Path) -> None:
+    log.write_text(LOG.replace("31,232", "41,232"))
+    answer = run("explain", log, "--model", config, "--json")
+    assert answer.status == 4
+    verdicts = {finding["what"]: finding["verdict"] for finding in json.loads(answer.out)["findings"]}
+    assert verdicts["GPU KV cache size"] == "unexplained"
+    assert verdicts["maximum concurrency"] == "agrees"
+
+
+def test_what_misleads_is_in_the_first_line(run: Any, log: Path, config: Path) -> None:
+    log.write_text(
+        "[TP0] KV Cache is allocated. #tokens: 20480, K size: 1.25 GB, V size: 1.25 GB\n"
+        "max_total_num_tokens=20480, max_running_requests=48, context_len=131072\n"
+    )
+    answer = run("explain", log, "--model", config)
+    assert answer.status == 0
+    assert "Not what they seem: K size, V size, context_len." in answer.out.split("\n\n")[0].replace("\n", " ")
+
+
+def test_a_placeholder_is_no_answer(run: Any, log: Path, config: Path) -> None:
+    log.write_text(
+        "[TRT-LLM] [I] Using fake cache manager with head_dim=0 and num pages: 61848\n"
+        "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.00 GiB for max tokens in paged KV cache (3958272).\n"
+    )
+    answer = run("explain", log, "--model", config)
+    assert answer.status == 3
+    assert "a placeholder of AutoDeploy" in " ".join(answer.out.split())
+
+
+def test_a_model_that_is_not_here_leaves_it_undecided(run: Any, log: Path) -> None:
+    answer = run("explain", log)
+    assert answer.status == 3
+    assert "name it with --model" in " ".join(answer.out.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "status", "says"),
+    [
+        ("nothing of note\n", [], 2, "has no figures about a KV cache"),
+        ("", [], 2, "has no figures about a KV cache"),
+        (LOG, ["--engine", "kvplan"], 2, "prints no start-up log"),
+        (LOG, ["--engine", "vllm2"], 2, "engine 'vllm2' is not known"),
+        (LOG, ["--model", "no-such.json"], 2, "no such file"),
+    ],
+)
+def test_what_it_cannot_read_is_one_line(
+    run: Any, log: Path, text: str, options: list[str], status: int, says: str
+) -> None:
+    log.write_text(text)
+    answer = run("explain", log, *options)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (status, "", 1)
+    assert says in answer.err
+
+
+def test_bytes_that_are_no_text_are_read_around(run: Any, log: Path, config: Path) -> None:
+    log.write_bytes(b"\xff\xfe\x00\n" + LOG.encode())
+    assert run("explain", log, "--model", config).status == 0
+
+
+def test_no_such_log(run: Any, tmp_path: Path) -> None:
+    answer = run("explain", tmp_path / "none.log")
+    assert (answer.status, answer.out) == (2, "")
+    assert "no such file" in answer.err
