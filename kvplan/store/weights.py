@@ -53,10 +53,12 @@ def predict_weights(config: Mapping[str, Any], geometry: Geometry, where: str) -
     """
     keys = language_keys(config, where)
     quantization = read_quantization(config, keys)
-    model = [*model_weights(keys, geometry), *tower_weights(config, keys)]
+    beside = read_quantization(config, keys, language=False)
+    stored = [(weight, quantization.format_of(weight)) for weight in model_weights(keys, geometry)]
+    stored += [(weight, beside.format_of(weight)) for weight in tower_weights(config, keys)]
     drafts = draft_weights(keys, geometry)
     return PredictedWeights(
-        model=count_weights([(weight, quantization.format_of(weight)) for weight in model]),
+        model=count_weights(stored),
         drafts=None if drafts is None else count_weights([(one, quantization.format_of(one)) for one in drafts]),
     )
 
