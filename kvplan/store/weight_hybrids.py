@@ -16,7 +16,15 @@ from kvplan.store.weight_mixers import (
     olmo_delta,
     short_convolution,
 )
-from kvplan.store.weight_mixtures import NUMBERED, ROUTED, gated_shared, granite_shared, in_steps, shared_experts
+from kvplan.store.weight_mixtures import (
+    GRANITE_EXPERTS,
+    NUMBERED,
+    ROUTED,
+    gated_shared,
+    granite_shared,
+    in_steps,
+    shared_experts,
+)
 from kvplan.store.weight_parts import (
     PLAIN,
     Flag,
@@ -198,10 +206,7 @@ HYBRIDS: Final[dict[str, WeightRule]] = {
     "falcon_mamba": _MAMBA_ONLY,
     "granitemoehybrid": decoder(
         where(attends, _ATTENTION, _mixer()),
-        where(_granite_experts, experts(
-            "block_sparse_moe", count="num_local_experts", width="intermediate_size", router="router.layer",
-            names=("input_linear", "output_linear"), fused=True, module="")),
-        granite_shared),
+        where(_granite_experts, GRANITE_EXPERTS), granite_shared),
     "jamba": decoder(
         where(attends, attention(), mamba(
             "mamba", rank="mamba_dt_rank", state="mamba_d_state", kernel="mamba_d_conv", inner="mamba_expand",

@@ -322,7 +322,7 @@ def _longcat(place: Place) -> Iterator[Weight]:
 _BIASED: Final = attention(bias=ATTENTION_BIAS)
 _NORMED: Final = attention(bias=ATTENTION_BIAS, head_norms=True)
 _MLA: Final = latent_attention()
-_GRANITE: Final = experts(
+GRANITE_EXPERTS: Final = experts(
     "block_sparse_moe", count="num_local_experts", width="intermediate_size", router="router.layer",
     names=("input_linear", "output_linear"), fused=True, module="",
 )  # fmt: skip
@@ -414,9 +414,9 @@ MIXTURES: Final[dict[str, WeightRule]] = {
         attention(bias=("attention_bias", True), sinks=True),
         experts(count=first_of("num_local_experts", "num_experts"), width="intermediate_size", router="router",
                 names=("gate_up_proj", "down_proj"), module="experts.", fused=True, bias=True)),
-    "granitemoe": decoder(_BIASED, _GRANITE),
-    "granitemoe_swa": decoder(attention(bias=ATTENTION_BIAS, sinks=True), _GRANITE, granite_shared),
-    "granitemoeshared": decoder(_BIASED, _GRANITE, granite_shared),
+    "granitemoe": decoder(_BIASED, GRANITE_EXPERTS),
+    "granitemoe_swa": decoder(attention(bias=ATTENTION_BIAS, sinks=True), GRANITE_EXPERTS, granite_shared),
+    "granitemoeshared": decoder(_BIASED, GRANITE_EXPERTS, granite_shared),
     "hy_v3": decoder(_NORMED, where(
         dense_first(1), parts(experts(count=NUMBERED, corrected=True),
                               shared_experts("num_shared_experts", 1, bias=MLP_BIAS)), feed_forward(bias=MLP_BIAS))),

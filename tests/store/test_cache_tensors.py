@@ -324,14 +324,16 @@ def test_recurrent_gemma_keeps_a_state_in_two_of_three_layers():
         assert (layers[2].window_tokens, layers[2].kv_heads, layers[2].head_dim) == (WINDOW, 1, 8)
 
 
+WHISPER = {
+    "vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 40, "num_mel_bins": 8,
+    "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+
+
 def test_whisper_has_the_weights_of_an_encoder_and_a_decoder():
-    values = {
-        "vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 40, "num_mel_bins": 8,
-        "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None,
-    }  # fmt: skip
-    config = CONFIG_MAPPING["whisper"](**values)
+    config = CONFIG_MAPPING["whisper"](**WHISPER)
     model = WhisperForConditionalGeneration(config)
     stored = {id(one): one.numel() for one in model.state_dict(keep_vars=True).values()}
     spelling = config.to_dict()
@@ -340,20 +342,14 @@ def test_whisper_has_the_weights_of_an_encoder_and_a_decoder():
 
 
 def test_whisper_keeps_what_its_encoder_said_beside_a_cache_of_its_own():
-    values = {
-        "vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8,
-        "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None,
-    }  # fmt: skip
-    config = CONFIG_MAPPING["whisper"](**values)
+    config = CONFIG_MAPPING["whisper"](**WHISPER)
     model = WhisperForConditionalGeneration(config).to(torch.bfloat16).eval()
     sound = torch.zeros(1, 8, 40, dtype=torch.bfloat16)
     with torch.no_grad():
         cache = model(sound, decoder_input_ids=torch.zeros(1, TOKENS, dtype=int), use_cache=True).past_key_values
     own, crossed = (sum(nbytes(layer, "keys", "values") for layer in part.layers)
                     for part in (cache.self_attention_cache, cache.cross_attention_cache))  # fmt: skip
-    for spelling in ({**values, "model_type": "whisper", "is_encoder_decoder": True}, config.to_dict()):
+    for spelling in ({**WHISPER, "model_type": "whisper", "is_encoder_decoder": True}, config.to_dict()):
         layers = read_geometry(spelling, "config.json").layers
         assert sum(state.nbytes for layer in layers for state in layer.states) == crossed
         assert sum(layer_bytes(layer, parse("bf16"), TOKENS) for layer in layers) == own + crossed
