@@ -20,7 +20,13 @@ WEIGHTS = {**DENSE, **MIXTURES, **HYBRIDS}
 """The rule of each model type whose weights are known."""
 
 
-_DRAFTING: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
+_DRAFTING: Final = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "mtp_num_layers",
+    "num_mtp_layers",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
