@@ -16,9 +16,11 @@ from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGro
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
 from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, refuse_layer
+from kvplan.engines.llama_cpp_devices import GPU_LAYERS, NO_OFFLOAD, TENSOR_SPLIT, placed
 from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS
 from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, keeps_windows, refusal
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.units import format_bytes
 from kvplan_kernels.layout import round_up
 
 NAME: Final = "llama.cpp"
@@ -32,7 +34,7 @@ BATCH_TOKENS: Final = 512
 SWA_FULL: Final = "swa-full"
 UNIFIED: Final = "kv-unified"
 NO_FLASH_ATTENTION: Final = "flash-attn=off"
-_OPTIONS: Final = frozenset({SWA_FULL, UNIFIED, NO_FLASH_ATTENTION})
+_OPTIONS: Final = frozenset({SWA_FULL, UNIFIED, NO_FLASH_ATTENTION, NO_OFFLOAD})
 
 OTHER_SLOTS: Final = "windows of other slots"
 OTHER_STATES: Final = "states of other slots"
@@ -244,9 +246,22 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> BufferAllocati
     key, value = find_pair(format_name)
     _check_model(model, setup)
     _check_formats(model, key, value, setup)
-    slots = _slots(setup)
-    devices = [_device(model, layers, key, value, setup, slots) for layers in _split(model, setup)]
-    return max(devices, key=lambda device: device.server_bytes(setup.context_tokens))
+    place, slots = placed(model, setup), _slots(setup)
+
+    def made(layers: Sequence[LayerSpec]) -> BufferAllocation:
+        return _device(model, layers, key, value, setup, slots)
+
+    def held(part: BufferAllocation) -> float:
+        return part.server_bytes(setup.context_tokens)
+
+    left = made(place.main_memory)
+    if not any(place.devices):
+        return replace(left, notes=(*left.notes, "the cache is in main memory"))
+    binding = max((made(layers) for layers in place.devices), key=held)
+    if not held(left):
+        return binding
+    note = f"{len(place.main_memory)} layers keep {format_bytes(held(left))} of cache in main memory"
+    return replace(binding, notes=(*binding.notes, note))
 
 
 def find_pair(name: str) -> tuple[EngineFormat, EngineFormat]:
@@ -268,10 +283,14 @@ def _check_model(model: ModelSpec, setup: Setup) -> None:
         raise refuse_layer(NAME, model, "the second context of draft layers")
     if setup.block_tokens is not None:
         raise InputError("llama.cpp keeps cells and has no blocks", where="--block-size", hint="leave it out")
-    unknown = setup.options - _OPTIONS
+    unknown = {text for text in setup.options - _OPTIONS if text.partition("=")[0] not in (GPU_LAYERS, TENSOR_SPLIT)}
     if unknown:
         message = f"{min(unknown)[:60]!r} is not known to change what llama.cpp allocates"
-        raise InputError(message, where="--engine-option", hint=f"{', '.join(sorted(_OPTIONS))} do")
+        raise InputError(
+            message,
+            where="--engine-option",
+            hint=f"{', '.join(sorted(_OPTIONS))}, {GPU_LAYERS}=N and {TENSOR_SPLIT}=A,B do",
+        )
 
 
 def _check_formats(model: ModelSpec, key: EngineFormat, value: EngineFormat, setup: Setup) -> None:
@@ -317,22 +336,6 @@ def _padding(setup: Setup) -> tuple[int, bool]:
         known = f"b{_OLD_BUILDS[0]} to b{_OLD_BUILDS[-1]} and b{_FIRST_NEW_BUILD} on are"
         raise InputError(message, where="--engine-version", hint=known)
     return (32 if NO_FLASH_ATTENTION in setup.options else PAD_CELLS), True
-
-
-def _split(model: ModelSpec, setup: Setup) -> list[list[LayerSpec]]:
-    """Return the layers of each device: with the output as one layer more, as many of them on each (`load_tensors`)."""
-    devices = setup.pipeline_parallel
-    if setup.tensor_parallel > 1:
-        message = "llama.cpp gives each device whole layers; its split of heads (--split-mode tensor) is not known here"
-        raise InputError(message, where="--tp", hint="count the devices with --pp")
-    if devices > len(model.layers):
-        message = f"{devices} devices for {len(model.layers)} layers"
-        raise InputError(message, where="--pp", hint="give at most a device a layer")
-    parts: list[list[LayerSpec]] = [[] for _ in range(devices)]
-    every = len(model.layers) + len(model.draft_layers) + 1
-    for index, layer in enumerate(model.layers):
-        parts[index * devices // every].append(layer)
-    return parts
 
 
 def _device(
@@ -417,7 +420,7 @@ def _notes(setup: Setup, slots: Slots, caches: Sequence[CellCache]) -> tuple[str
         notes.append(f"windows are counted with a batch of {BATCH_TOKENS} tokens more (--ubatch-size)")
     if any(cache.window_tokens and not cache.window_kept for cache in caches):
         notes.append("llama.cpp keeps every token of these windows")
-    if setup.pipeline_parallel > 1:
+    if setup.pipeline_parallel > 1 and setup.option(TENSOR_SPLIT) is None:
         notes.append("devices are counted as alike: by default llama.cpp splits layers by free memory (--tensor-split)")
     return tuple(notes)
 
@@ -437,13 +440,21 @@ def launch(setting: Launch) -> LaunchText:
         values |= {"batch-size": setting.max_batched_tokens, "ubatch-size": setting.max_batched_tokens}
     if setting.pipeline_parallel > 1:
         values |= {"split-mode": "layer", "gpu-layers": "all"}
+    values = {_source_flag(setting.model): setting.model} | values
     flags = [f"--{name} {text}" for name, text in values.items()]
-    lines = [f"[{setting.model}]", f"model = {setting.model}", *(f"{name} = {text}" for name, text in values.items())]
+    lines = [f"[{setting.model}]", *(f"{name} = {text}" for name, text in values.items())]
     return LaunchText(
-        command=" ".join(["llama-server", "--model", setting.model, *flags]),
+        command=" ".join(["llama-server", *flags]),
         file_name="llama-server.ini",
         file_text="\n".join(lines) + "\n",
     )
+
+
+def _source_flag(model: str) -> str:
+    """Return the flag that names *model*: a file, or a repository that has GGUF files."""
+    owner, _, name = model.partition("/")
+    repository = name and "/" not in name and owner not in ("", ".", "..", "~") and not name.endswith(".gguf")
+    return "hf-repo" if repository else "model"
 
 
 def default_format(model: ModelSpec) -> str:

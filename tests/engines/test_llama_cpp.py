@@ -201,6 +201,38 @@ def test_devices_hold_whole_layers_and_the_output_is_one_more(spec: Any) -> None
     assert sizes == [32, 17, 9, 2]
 
 
+def test_a_split_gives_each_device_its_part_of_the_layers(spec: Any) -> None:
+    """https://github.com/ggml-org/llama.cpp/pull/6122: Command R's 40 layers and output, 12 and 28 on two devices."""
+    command_r = {"layers": 40, "heads": 64, "kv": 64, "hidden": 8192, "model_type": "cohere"}
+    sizes = [
+        allocate(spec(**command_r), "f16", Setup(context_tokens=4096, options=frozenset({split}))).server_bytes(4096)
+        for split in ("tensor-split=12,29", "tensor-split=29/12", "tensor-split=0,1")
+    ]
+    assert [size / MIB for size in sizes] == [3584, 3712, 5120]  # the output is on the second, 29 layers on the first
+
+
+@pytest.mark.parametrize(
+    ("options", "mib", "note"),
+    [
+        ({"gpu-layers=20"}, 19, "13 layers keep 13.0 MiB of cache in main memory"),  # and the output
+        ({"gpu-layers=20", "tensor-split=1,3"}, 14, "13 layers keep"),
+        ({"gpu-layers=99"}, 32, ""),
+        ({"gpu-layers=all"}, 32, ""),
+        ({"gpu-layers=1"}, 32, "the cache is in main memory"),  # the output alone
+        ({"gpu-layers=0"}, 32, "the cache is in main memory"),
+        ({"no-kv-offload"}, 32, "the cache is in main memory"),
+    ],
+)
+def test_the_last_layers_are_on_devices_and_the_others_in_main_memory(
+    spec: Any, options: set[str], mib: int, note: str
+) -> None:
+    """`get_layer_buft_list` of src/llama-model.cpp at 0c1e570; `offload_kqv` of `llama_kv_cache`."""
+    allocation = allocate(spec(**LLAMA_8B), "f16", Setup(context_tokens=256, options=frozenset(options)))
+    assert allocation.server_bytes(256) / MIB == mib
+    assert note in " ".join(allocation.notes)
+    assert note or "memory" not in " ".join(allocation.notes)
+
+
 def test_other_slots_windows_are_a_term(spec: Any) -> None:
     allocation = allocate(spec(**GEMMA_4_12B), "q8_0", Setup(context_tokens=8192))
     cell = 765 * MIB // 4608
@@ -212,7 +244,7 @@ def test_other_slots_windows_are_a_term(spec: Any) -> None:
 @settings(deadline=None)
 @given(
     tokens=st.integers(1, 20000), sequences=st.sampled_from([None, 1, 2, 3, 8]), batch=st.sampled_from([None, 1, 2048]),
-    options=st.sets(st.sampled_from(["swa-full", "kv-unified", "flash-attn=off"])),
+    options=st.sets(st.sampled_from(["swa-full", "kv-unified", "flash-attn=off", "no-kv-offload", "gpu-layers=12"])),
     config=st.sampled_from([GPT_OSS_20B, GEMMA_3N_E4B, GEMMA_4_12B, QWEN_35_9B, DEEPSEEK_R1, MAMBA_3B]),
     devices=st.sampled_from([1, 3]), version=st.sampled_from([None, (6182,)]),
 )  # fmt: skip
@@ -242,6 +274,12 @@ def test_terms_are_the_whole_difference_and_slots_make_the_server(
         (LLAMA_8B, "fp8_e4m3", {}, UnsupportedFormatError, "no cache format"),
         (LLAMA_8B, "f16", {"tensor_parallel": 2}, InputError, "whole layers"),
         (LLAMA_8B, "f16", {"pipeline_parallel": 33}, InputError, "33 devices"),
+        (LLAMA_8B, "f16", {"options": frozenset({"gpu-layers=some"})}, InputError, "no number of layers"),
+        (LLAMA_8B, "f16", {"options": frozenset({"tensor-split=1,-1"})}, InputError, "no list of parts"),
+        (LLAMA_8B, "f16", {"options": frozenset({"tensor-split=0,0"})}, InputError, "no list of parts"),
+        (LLAMA_8B, "f16", {"options": frozenset({"tensor-split=a"})}, InputError, "no list of parts"),
+        (LLAMA_8B, "f16", {"pipeline_parallel": 3, "options": frozenset({"tensor-split=1,2"})}, InputError,
+         "of 2 devices, not of 3"),
         (LLAMA_8B, "f16", {"block_tokens": 16}, InputError, "no blocks"),
         (LLAMA_8B, "f16", {"options": frozenset({"swa_full"})}, InputError, "swa_full"),
         (LLAMA_8B, "f16", {"version": (6900,)}, InputError, "b6900"),
@@ -285,3 +323,19 @@ def test_the_command_has_llama_servers_own_flags() -> None:
     assert plain.command == (
         "llama-server --model m.gguf --ctx-size 512 --parallel 1 --cache-type-k f16 --cache-type-v f16"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "flag"),
+    [
+        ("ggml-org/gpt-oss-20b-GGUF", "--hf-repo ggml-org/gpt-oss-20b-GGUF"),
+        ("models/m.gguf", "--model models/m.gguf"),
+        ("./models", "--model ./models"),
+        ("/models/m", "--model /models/m"),
+        ("~/m", "--model ~/m"),
+        ("demo", "--model demo"),
+    ],
+)
+def test_a_repository_and_a_file_have_flags_of_their_own(model: str, flag: str) -> None:
+    text = launch(Launch(model=model, format="f16", block_tokens=256, context_tokens=512, sequences=1))
+    assert text.command.startswith(f"llama-server {flag} --ctx-size")
