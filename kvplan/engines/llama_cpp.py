@@ -429,6 +429,7 @@ def launch(setting: Launch) -> LaunchText:
     """Return the command `llama-server` and the same as the presets that its `--models-preset` reads."""
     key, value = find_pair(setting.format)
     values: dict[str, str | int] = {
+        _source_flag(setting.model): setting.model,
         "ctx-size": setting.context_tokens * setting.sequences,
         "parallel": setting.sequences,
         "cache-type-k": key.name,
@@ -440,7 +441,6 @@ def launch(setting: Launch) -> LaunchText:
         values |= {"batch-size": setting.max_batched_tokens, "ubatch-size": setting.max_batched_tokens}
     if setting.pipeline_parallel > 1:
         values |= {"split-mode": "layer", "gpu-layers": "all"}
-    values = {_source_flag(setting.model): setting.model} | values
     flags = [f"--{name} {text}" for name, text in values.items()]
     lines = [f"[{setting.model}]", *(f"{name} = {text}" for name, text in values.items())]
     return LaunchText(

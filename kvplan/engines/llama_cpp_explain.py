@@ -206,10 +206,22 @@ def _sums(cache: LoggedCache) -> Iterator[Finding]:
         if total is None:
             continue
         if total.meets(cache.size.low, cache.size.high + slack):
-            verdict, reason = Verdict.AGREES, "the size line restates them: they are one cache"
+            verdict, reason = Verdict.AGREES, "the size line restates them: they are one cache" + _shares(cache, parts)
         else:
             verdict, reason = Verdict.UNEXPLAINED, "they do not make the size that restates them"
         yield _found(f"{what} of the {cache.kind}", total, cache.size.text, verdict, reason)
+
+
+def _shares(cache: LoggedCache, parts: Sequence[Printed]) -> str:
+    """Return how many layers each device holds; nothing where buffers are not of whole layers."""
+    if cache.size is None or not cache.layers or parts is cache.parts or len(parts) == 1:
+        return ""
+    counts = [round(part.value * cache.layers / cache.size.value) for part in parts]
+    whole = all(
+        part.meets(cache.size.low * count / cache.layers, cache.size.high * count / cache.layers)
+        for part, count in zip(parts, counts, strict=True)
+    )
+    return f", {', '.join(map(str, counts))} layers on the devices" if whole else ""
 
 
 def _sum(figures: Sequence[Printed]) -> Printed | None:
