@@ -18,7 +18,7 @@ from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
 from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, refuse_layer
 from kvplan.engines.llama_cpp_devices import GPU_LAYERS, NO_OFFLOAD, TENSOR_SPLIT, placed
 from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS
-from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, keeps_windows, refusal
+from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, drafts, keeps_states_of_drafts, keeps_windows, refusal
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 from kvplan.units import format_bytes
 from kvplan_kernels.layout import round_up
@@ -38,6 +38,8 @@ _OPTIONS: Final = frozenset({SWA_FULL, UNIFIED, NO_FLASH_ATTENTION, NO_OFFLOAD})
 
 OTHER_SLOTS: Final = "windows of other slots"
 OTHER_STATES: Final = "states of other slots"
+DRAFT_STATES: Final = "states of a draft's tokens"
+DRAFT_TYPE: Final = "layers that draft in 16 bits"
 WIDE_STATES: Final = "states in 32 bits"
 WIDE_VALUES: Final = "V as wide as the widest layer's"
 _FORMULAS: Final = {
@@ -46,11 +48,15 @@ _FORMULAS: Final = {
     OTHER_SLOTS: "a window for each other slot that the buffer serves",
     ROUNDING: f"cells to the next multiple of {PAD_CELLS}",
     WIDE_STATES: "float32 where the model's own type is narrower",
-    OTHER_STATES: "a state for each other slot",
+    DRAFT_STATES: "a state for each token of a draft, to go back to",
+    OTHER_STATES: "states of each other slot",
+    DRAFT_TYPE: "f16 in a context of their own (--spec-draft-type-k, --spec-draft-type-v)",
 }
 _OLD_BUILDS: Final = range(6000, 6183)
 _FIRST_NEW_BUILD: Final = 7079
 _STATE_BITS: Final = 32
+_DRAFT: Final = "attention that drafts"
+_DRAFT_TYPES: Final = (FORMATS[0], FORMATS[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -142,7 +148,7 @@ class CellCache:
         else:
             behind = Fraction(tokens - seen)
         return {
-            WIDE_VALUES: seen * (self.cell_bytes - self.logical_bytes),
+            DRAFT_TYPE if self.name == _DRAFT else WIDE_VALUES: seen * (self.cell_bytes - self.logical_bytes),
             BEHIND_WINDOW: behind * self.cell_bytes,
             OTHER_SLOTS: other * self.cell_bytes,
             ROUNDING: (cells - seen - behind - other) * self.cell_bytes,
@@ -156,7 +162,8 @@ class BufferAllocation(Allocation):
     Attributes:
         caches: Layers in cells.
         state_layers: Layers with a state.
-        state_bytes: Of one slot, as it is stored.
+        state_bytes: Of one slot, as they are stored.
+        states: That a slot has: one, and one for each token of a draft.
         state_logical_bytes: Of one sequence, by the geometry.
         slots: Who they are for.
     """
@@ -165,6 +172,7 @@ class BufferAllocation(Allocation):
     state_layers: int
     state_bytes: int
     state_logical_bytes: int
+    states: int
     slots: Slots
     setup: Setup
     notes: tuple[str, ...] = ()
@@ -212,9 +220,10 @@ class BufferAllocation(Allocation):
     def terms(self, tokens: int) -> tuple[Term, ...]:
         """Return the terms that are not nothing."""
         parts = [c.terms(self.slots, tokens) for c in self.caches]
-        states = self.state_bytes - self.state_logical_bytes
+        one = self.state_bytes // self.states
         sums = {name: sum((part.get(name, Fraction(0)) for part in parts), Fraction(0)) for name in _FORMULAS}
-        sums[WIDE_STATES] = Fraction(states)
+        sums[WIDE_STATES] = Fraction(one - self.state_logical_bytes)
+        sums[DRAFT_STATES] = Fraction(self.state_bytes - one)
         sums[OTHER_STATES] = Fraction((self.counted_states - 1) * self.state_bytes)
         return tuple(Term(name, float(value), _FORMULAS[name]) for name, value in sums.items() if value)
 
@@ -248,7 +257,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> BufferAllocati
     _check_formats(model, key, value, setup)
     place, slots = placed(model, setup), _slots(setup)
 
-    def made(layers: Sequence[LayerSpec]) -> BufferAllocation:
+    def made(layers: Sequence[int]) -> BufferAllocation:
         return _device(model, layers, key, value, setup, slots)
 
     def held(part: BufferAllocation) -> float:
@@ -279,8 +288,10 @@ def _check_model(model: ModelSpec, setup: Setup) -> None:
     reason = refusal(model)
     if reason:
         raise UnsupportedModelError(reason, where=model.name)
-    if setup.draft_tokens:
-        raise refuse_layer(NAME, model, "the second context of draft layers")
+    if setup.draft_tokens and not model.draft_layers:
+        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    if setup.draft_tokens and not drafts(model):
+        raise UnsupportedModelError(f"llama.cpp is not known to draft with layers of {model.name}", where=model.name)
     if setup.block_tokens is not None:
         raise InputError("llama.cpp keeps cells and has no blocks", where="--block-size", hint="leave it out")
     unknown = {text for text in setup.options - _OPTIONS if text.partition("=")[0] not in (GPU_LAYERS, TENSOR_SPLIT)}
@@ -339,20 +350,27 @@ def _padding(setup: Setup) -> tuple[int, bool]:
 
 
 def _device(
-    model: ModelSpec, layers: Sequence[LayerSpec], key: EngineFormat, value: EngineFormat, setup: Setup, slots: Slots
+    model: ModelSpec, indexes: Sequence[int], key: EngineFormat, value: EngineFormat, setup: Setup, slots: Slots
 ) -> BufferAllocation:
     caches: dict[tuple[str, int | None, bool], CellCache] = {}
-    for layer in layers:
-        for cache in _caches(model, layer, key, value, setup):
+    layers = [model.layers[index] for index in indexes if index < len(model.layers)]
+    drafting = [model.draft_layers[index - len(model.layers)] for index in indexes if index >= len(model.layers)]
+    for made in [
+        *(_caches(model, layer, key, value, setup) for layer in layers),
+        *(_draft_caches(layer, key, value) for layer in drafting),
+    ]:
+        for cache in made:
             kind = (cache.name, cache.window_tokens, cache.window_kept)
             held = caches.get(kind)
             caches[kind] = cache if held is None else _joined(held, cache)
     states = [state for layer in layers for state in layer.states]
+    rows = 1 + (setup.draft_tokens if keeps_states_of_drafts(model) else 0)
     return BufferAllocation(
         caches=tuple(caches.values()),
         state_layers=sum(bool(layer.states) for layer in layers),
-        state_bytes=sum(state.elements * _STATE_BITS // 8 for state in states),
+        state_bytes=rows * sum(state.elements * _STATE_BITS // 8 for state in states),
         state_logical_bytes=sum(state.nbytes for state in states),
+        states=rows,
         slots=slots,
         setup=setup,
         notes=_notes(setup, slots, tuple(caches.values())),
@@ -386,6 +404,17 @@ def _caches(
         window_kept=kept,
     )
     return [attention, *(_side_cache(model, layer, side, key.key) for side in layer.sides)]
+
+
+def _draft_caches(layer: LayerSpec, key: EngineFormat, value: EngineFormat) -> list[CellCache]:
+    """Return what a layer that drafts keeps: K and V alone, in a context with a type of its own."""
+    if not layer.kv_heads:
+        return []
+    stored, asked = (
+        Fraction(layer.kv_heads * head_bytes(layer, one.key, other.value))
+        for one, other in (_DRAFT_TYPES, (key, value))
+    )
+    return [CellCache(name=_DRAFT, layers=1, cell_bytes=stored, logical_bytes=asked)]
 
 
 def _value_padding(model: ModelSpec, layer: LayerSpec, packing: Packing, setup: Setup) -> Fraction:

@@ -10,7 +10,7 @@ from itertools import accumulate
 from typing import Final
 
 from kvplan.core.allocation import Setup
-from kvplan.core.specs import LayerSpec, ModelSpec
+from kvplan.core.specs import ModelSpec
 from kvplan.errors import InputError
 
 GPU_LAYERS: Final = "gpu-layers"
@@ -20,15 +20,15 @@ NO_OFFLOAD: Final = "no-kv-offload"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Which layers cache where.
+    """Which layers cache where, by their number; those that draft go on after the model's.
 
     Attributes:
         devices: Layers of each device.
         main_memory: Layers whose cache is in main memory.
     """
 
-    devices: tuple[tuple[LayerSpec, ...], ...]
-    main_memory: tuple[LayerSpec, ...]
+    devices: tuple[tuple[int, ...], ...]
+    main_memory: tuple[int, ...]
 
 
 def placed(model: ModelSpec, setup: Setup) -> Placement:
@@ -44,13 +44,13 @@ def placed(model: ModelSpec, setup: Setup) -> Placement:
     every = len(model.layers) + len(model.draft_layers) + 1
     on_devices = _gpu_layers(setup, every)
     first = every - on_devices
-    devices: list[list[LayerSpec]] = [[] for _ in ends]
-    main_memory: list[LayerSpec] = []
-    for index, layer in enumerate(model.layers):
+    devices: list[list[int]] = [[] for _ in ends]
+    main_memory: list[int] = []
+    for index in range(len(model.layers) + (len(model.draft_layers) if setup.draft_tokens else 0)):
         if index < first or NO_OFFLOAD in setup.options:
-            main_memory.append(layer)
+            main_memory.append(index)
         else:
-            devices[sum(end <= Fraction(index - first, on_devices) for end in ends)].append(layer)
+            devices[sum(end <= Fraction(index - first, on_devices) for end in ends)].append(index)
     return Placement(devices=tuple(map(tuple, devices)), main_memory=tuple(main_memory))
 
 

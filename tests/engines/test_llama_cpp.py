@@ -3,6 +3,7 @@
 Each row names where it was printed; what a log says of cells and buffers is exact.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Setup
 from kvplan.engines.engine import Launch
 from kvplan.engines.llama_cpp import (
+    DRAFT_TYPE,
     OTHER_SLOTS,
     OTHER_STATES,
     WIDE_STATES,
@@ -201,6 +203,27 @@ def test_devices_hold_whole_layers_and_the_output_is_one_more(spec: Any) -> None
     assert sizes == [32, 17, 9, 2]
 
 
+def test_drafts_have_a_context_and_states_of_their_own(spec: Any) -> None:
+    """A public log of 2026, Qwen3.6-27B, 4 slots and 2 tokens of a draft: 512, 1795.5 and 32 MiB."""
+    config = QWEN_36_27B | {"mtp_num_hidden_layers": 1}
+    asked = Setup(context_tokens=8192, draft_tokens=2)
+    found = allocate(spec(**config), "f16", asked)
+    assert printed(found, 8192) == {"attention": (8192, 512.0), "attention that drafts": (8192, 32.0)}
+    assert found.slots.count * found.state_bytes / MIB == 1795.5
+    assert printed(allocate(spec(**config), "q8_0", asked), 8192)["attention that drafts"] == (8192, 32.0)
+    last = allocate(spec(**config), "f16", replace(asked, options=frozenset({"tensor-split=65,1"})))
+    assert [cache.name for cache in last.caches] == ["attention", "attention that drafts"]  # 66 with the output
+
+
+def test_drafts_of_latent_layers_have_no_indexer(spec: Any) -> None:
+    """`create_memory` of src/llama-model.cpp at 0c1e570: a plain cache of the last layer, in f16."""
+    config = DEEPSEEK_R1 | {"model_type": "deepseek_v32", "index_head_dim": 128, "num_nextn_predict_layers": 1}
+    found = allocate(spec(**config), "q8_0", Setup(context_tokens=1024, sequences=1, draft_tokens=1))
+    draft = next(cache for cache in found.caches if cache.name == "attention that drafts")
+    assert (draft.cell_bytes, draft.logical_bytes) == (576 * 2, 576 * 34 / 32)
+    assert {term.name: term.bytes for term in found.terms(1024)} == {DRAFT_TYPE: 1024 * (576 * 2 - 612)}
+
+
 def test_a_split_gives_each_device_its_part_of_the_layers(spec: Any) -> None:
     """https://github.com/ggml-org/llama.cpp/pull/6122: Command R's 40 layers and output, 12 and 28 on two devices."""
     command_r = {"layers": 40, "heads": 64, "kv": 64, "hidden": 8192, "model_type": "cohere"}
@@ -246,15 +269,20 @@ def test_other_slots_windows_are_a_term(spec: Any) -> None:
     tokens=st.integers(1, 20000), sequences=st.sampled_from([None, 1, 2, 3, 8]), batch=st.sampled_from([None, 1, 2048]),
     options=st.sets(st.sampled_from(["swa-full", "kv-unified", "flash-attn=off", "no-kv-offload", "gpu-layers=12"])),
     config=st.sampled_from([GPT_OSS_20B, GEMMA_3N_E4B, GEMMA_4_12B, QWEN_35_9B, DEEPSEEK_R1, MAMBA_3B]),
+    drafts=st.sampled_from([0, 0, 3]), form=st.sampled_from(["f16", "q8_0"]),
     devices=st.sampled_from([1, 3]), version=st.sampled_from([None, (6182,)]),
 )  # fmt: skip
 def test_terms_are_the_whole_difference_and_slots_make_the_server(
     spec: Any, tokens: int, sequences: int | None, batch: int | None, options: set[str], config: dict[str, Any],
-    devices: int, version: tuple[int, ...] | None,
+    devices: int, version: tuple[int, ...] | None, drafts: int, form: str,
 ) -> None:  # fmt: skip
     setup = Setup(context_tokens=tokens, sequences=sequences, max_batched_tokens=batch, options=frozenset(options),
                   pipeline_parallel=devices, version=version)  # fmt: skip
-    allocation = allocate(spec(**config), "f16", setup)
+    if drafts and config in (QWEN_35_9B, DEEPSEEK_R1):
+        setup = replace(setup, draft_tokens=drafts)
+        config = config | {"mtp_num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+    form = "f16" if "flash-attn=off" in options else form
+    allocation = allocate(spec(**config), form, setup)
     terms = allocation.terms(tokens)
     difference = allocation.sequence_bytes(tokens) - allocation.logical_bytes(tokens)
     assert sum(term.bytes for term in terms) == pytest.approx(difference, abs=1e-3)
@@ -273,6 +301,9 @@ def test_terms_are_the_whole_difference_and_slots_make_the_server(
         (LLAMA_8B, "f16/q4_0", {"options": frozenset({"flash-attn=off"})}, UnsupportedFormatError, "flash attention"),
         (LLAMA_8B, "fp8_e4m3", {}, UnsupportedFormatError, "no cache format"),
         (LLAMA_8B, "f16", {"tensor_parallel": 2}, InputError, "whole layers"),
+        (LLAMA_8B, "f16", {"draft_tokens": 1}, InputError, "no draft layers"),
+        (DEEPSEEK_R1 | {"model_type": "youtu", "num_nextn_predict_layers": 1}, "f16", {"draft_tokens": 1},
+         UnsupportedModelError, "not known to draft"),
         (LLAMA_8B, "f16", {"pipeline_parallel": 33}, InputError, "33 devices"),
         (LLAMA_8B, "f16", {"options": frozenset({"gpu-layers=some"})}, InputError, "no number of layers"),
         (LLAMA_8B, "f16", {"options": frozenset({"tensor-split=1,-1"})}, InputError, "no list of parts"),
