@@ -55,7 +55,7 @@ _FORMULAS: Final = {
 _OLD_BUILDS: Final = range(6000, 6183)
 _FIRST_NEW_BUILD: Final = 7079
 _STATE_BITS: Final = 32
-_DRAFT: Final = "attention that drafts"
+DRAFT: Final = "attention that drafts"
 _DRAFT_TYPES: Final = (FORMATS[0], FORMATS[0])
 
 
@@ -148,7 +148,7 @@ class CellCache:
         else:
             behind = Fraction(tokens - seen)
         return {
-            DRAFT_TYPE if self.name == _DRAFT else WIDE_VALUES: seen * (self.cell_bytes - self.logical_bytes),
+            DRAFT_TYPE if self.name == DRAFT else WIDE_VALUES: seen * (self.cell_bytes - self.logical_bytes),
             BEHIND_WINDOW: behind * self.cell_bytes,
             OTHER_SLOTS: other * self.cell_bytes,
             ROUNDING: (cells - seen - behind - other) * self.cell_bytes,
@@ -414,7 +414,7 @@ def _draft_caches(layer: LayerSpec, key: EngineFormat, value: EngineFormat) -> l
         Fraction(layer.kv_heads * head_bytes(layer, one.key, other.value))
         for one, other in (_DRAFT_TYPES, (key, value))
     )
-    return [CellCache(name=_DRAFT, layers=1, cell_bytes=stored, logical_bytes=asked)]
+    return [CellCache(name=DRAFT, layers=1, cell_bytes=stored, logical_bytes=asked)]
 
 
 def _value_padding(model: ModelSpec, layer: LayerSpec, packing: Packing, setup: Setup) -> Fraction:

@@ -169,6 +169,13 @@ def test_states_to_go_back_to_and_the_draft_s_own_context(spec: Any) -> None:
     assert verdicts == [
         ("KV cache", Verdict.AGREES), ("recurrent states", Verdict.AGREES), ("KV cache", Verdict.NOT_CHECKED),
     ]  # fmt: skip
+    drafting = spec(**QWEN_36_27B | {"mtp_num_hidden_layers": 1})
+    *own, last = explain_log(facts, drafting)
+    assert {finding.verdict for finding in own} == {Verdict.AGREES}
+    assert (last.verdict, last.recomputed) == (Verdict.AGREES, "32.00 MiB")
+    assert last.reason == "f16 of the layers that draft, in a context of their own"
+    other = explain_log(facts, spec(**QWEN_36_27B | {"mtp_num_hidden_layers": 2}))[-1]
+    assert other.verdict is Verdict.NOT_CHECKED  # it may be a draft model's
 
 
 def test_what_only_the_run_can_tell(spec: Any) -> None:
