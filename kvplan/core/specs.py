@@ -147,6 +147,7 @@ class ModelSpec:
         context_tokens: The longest context the model was made for.
         weight_bytes: Bytes of the weights as loaded; None where nothing tells them.
         weight_evidence: How weight_bytes is known; exact from file headers, predicted from the config alone.
+        stored_weight_bytes: Bytes of the weights in a file whose quantization engines keep, of a GGUF file; None else.
         weights_unknown: Why nothing tells them; empty where something does.
         parameters: Number of parameters; None where nothing tells it.
         float_type: The 16-bit type that the model runs and caches in.
@@ -165,6 +166,7 @@ class ModelSpec:
     context_tokens: int
     weight_bytes: int | None = None
     weight_evidence: Evidence = Evidence.EXACT
+    stored_weight_bytes: int | None = None
     weights_unknown: str = ""
     parameters: int | None = None
     float_type: FloatType = FloatType.BF16

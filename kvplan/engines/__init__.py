@@ -25,11 +25,14 @@ class _Table(Mapping[str, Engine]):
         "llama.cpp": "kvplan.engines.llama_cpp_engine",
         "lmdeploy": "kvplan.engines.lmdeploy_engine",
         "transformers": "kvplan.engines.transformers_cache",
+        "sglang": "kvplan.engines.sglang_engine",
+        "trtllm": "kvplan.engines.trtllm_engine",
     }
     """Each has its row of the table as ENGINE."""
+    other_names: Final = {"tensorrt-llm": "trtllm", "llamacpp": "llama.cpp", "hf": "transformers"}
 
     def __getitem__(self, name: str) -> Engine:
-        row: Engine = import_module(self._modules[name]).ENGINE
+        row: Engine = import_module(self._modules[self.other_names.get(name, name)]).ENGINE
         return row
 
     def __iter__(self) -> Iterator[str]:
@@ -39,7 +42,7 @@ class _Table(Mapping[str, Engine]):
         return len(self._modules)
 
 
-ENGINES: Final[Mapping[str, Engine]] = _Table()
+ENGINES: Final = _Table()
 
 
 def find_engine(name: str | None) -> Engine:

@@ -228,9 +228,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> CacheAllocatio
 
 def _check(model: ModelSpec, setup: Setup) -> None:
     if model.architecture not in RUN:
-        message = (
-            f"transformers {RULES} has no {model.architecture[:60]}; what code of the model's own caches is unknown"
-        )
+        message = f"what {model.architecture[:60]} caches is in no class of transformers {RULES} that is counted here"
         raise UnsupportedModelError(message, where=model.name)
     if setup.version is not None and setup.version < _OLDEST:
         message = "how transformers 4 caches windows and latent vectors (MLA) is not counted here"
@@ -344,5 +342,5 @@ def launch(setting: Launch) -> LaunchText:
 
 ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type,
+    default_format=run_type, dequantizes=True,
 )  # fmt: skip

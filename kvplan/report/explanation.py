@@ -37,7 +37,9 @@ def _sentence(findings: Sequence[Finding]) -> str:
         return f"Not explained: {', '.join(dict.fromkeys(unexplained))}."
     if not checked:
         return "No figure could be checked."
-    return f"All {len(checked)} figures that could be checked are explained."
+    misleading = dict.fromkeys(finding.what for finding in findings if finding.verdict is Verdict.MISLEADS)
+    seeming = f" Not what they seem: {', '.join(misleading)}." if misleading else ""
+    return f"All {len(checked)} figures that could be checked are explained.{seeming}"
 
 
 def _subject(facts: LogFacts, model: str) -> str:

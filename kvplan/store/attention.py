@@ -452,6 +452,14 @@ CROSSED: Final = CacheRule(layers=crossed_layers, reads=frozenset({"is_encoder_d
 PLAIN: Final = CacheRule(layers=plain_layers)
 
 
+def _plain_drafts(keys: Keys) -> tuple[LayerSpec, ...]:
+    return _repeated(keys, full_layer(keys))
+
+
+DRAFTED: Final = CacheRule(layers=plain_layers, drafts=_plain_drafts)
+"""Of one shape, with layers for multi-token prediction like them (vLLM, models/mimo_mtp.py and glm4_moe_mtp.py)."""
+
+
 def softmax_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Return the layers of MiniMax M2, whose `attn_type_list` is that of its predecessor: all of attention."""
     keys.listed("attn_type_list", {1: True}, keys.layer_count())

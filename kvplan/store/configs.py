@@ -90,13 +90,17 @@ def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _model_type(config: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> str:
-    """Return the language model's type; one that a nested config leaves out is the class that the outer type names."""
+    """Return the language model's type; one that a nested config leaves out is the class that the outer type names.
+
+    Older configs of models that see have the language model's keys beside `vision_config`, under the outer type.
+    """
     stated = inner.get("model_type")
     if stated is None and inner is not config:
         stated = config.get("model_type")
-        stated = f"{stated}_text" if f"{stated}_text" in ARCHITECTURES else stated
     if not isinstance(stated, str):
         raise InputError("has no model_type", where=where, hint="a model's config.json names its model_type")
+    if stated not in ARCHITECTURES and f"{stated}_text" in ARCHITECTURES:
+        return f"{stated}_text"
     return stated
 
 

@@ -7,6 +7,7 @@ from typing import Final
 from kvplan.core.weights import Weight
 from kvplan.store.keys import CONTEXT
 from kvplan.store.weight_parts import (
+    FACTOR_MAX,
     FUSED,
     PLAIN,
     Flag,
@@ -107,9 +108,9 @@ def quadruple(place: Place) -> int:
 
 
 def _old(attend: Part, *, ups: tuple[str, ...], down: str, mlp: str = "mlp", norm: Part, outer: Part, stem: str,
-         width: Width = four_times, bias: Flag = True, head_bias: Flag = False, head: str = "lm_head") -> WeightRule:  # fmt: skip
+         width: Width = four_times, head_bias: Flag = False, head: str = "lm_head") -> WeightRule:  # fmt: skip
     """Return the rule of a decoder from before Llama: one matrix up, LayerNorm."""
-    feed = feed_forward(mlp, ups=ups, down=down, width=width, bias=bias)
+    feed = feed_forward(mlp, ups=ups, down=down, width=width, bias=True)
     return WeightRule(layer=parts(attend, feed, norm), outer=outer, stem=stem, head=head, head_bias=head_bias)
 
 
@@ -192,11 +193,11 @@ def _mpt_refusals(place: Place) -> list[Weight]:
 
 
 def _expansion(place: Place) -> int:
-    return place.number(4, "expansion_ratio") * place.hidden
+    return place.positive(4, "expansion_ratio") * place.hidden
 
 
 def _half(place: Place) -> int:
-    return place.width("intermediate_size") // 2
+    return max(1, place.width("intermediate_size") // 2)
 
 
 _NAS_MULTIPLE: Final = 256
@@ -215,9 +216,10 @@ def _nas_layer(place: Place) -> Iterator[Weight]:
     if not isinstance(feed, dict) or feed.get("replace_with_linear"):
         raise place.keys.unsupported("block_configs", "a layer whose feed-forward part is not given or linear")
     if not feed.get("no_op"):
-        if not isinstance(feed.get("ffn_mult"), int | float):
-            raise place.keys.wrong("block_configs has a layer without ffn_mult")
-        wide = -(-int(2 * feed["ffn_mult"] * place.hidden / 3) // _NAS_MULTIPLE) * _NAS_MULTIPLE
+        multiple = feed.get("ffn_mult")
+        if not isinstance(multiple, int | float) or not 0 < multiple < FACTOR_MAX:
+            raise place.keys.wrong("block_configs has a layer without ffn_mult", f"it is a number up to {FACTOR_MAX}")
+        wide = -(-int(2 * multiple * place.hidden / 3) // _NAS_MULTIPLE) * _NAS_MULTIPLE
         yield from feed_forward(width=lambda _: wide)(place)
         yield other(place, "post_attention_layernorm", place.hidden)
 
@@ -309,7 +311,8 @@ DENSE: Final[dict[str, WeightRule]] = {
     "internlm2": decoder(fused_attention("attention", "wqkv", "wo", bias=("bias", False)),
                          feed_forward("feed_forward", ups=("w1", "w3"), down="w2"),
                          norm=norms("attention_norm", "ffn_norm")),
-    "internlm3": decoder(attention(bias=either("qkv_bias", "attention_bias"), out_bias=either("bias", "attention_bias")),
+    "internlm3": decoder(attention(bias=either("qkv_bias", "attention_bias"),
+                                   out_bias=either("bias", "attention_bias")),
                          feed_forward(bias=either("bias", "mlp_bias"))),
     "jais2": decoder(attention(bias=("attention_bias", True)), feed_forward(ups=PLAIN, bias=("mlp_bias", True)),
                      norm=TWO_BIASED, outer=OUTER_BIASED),

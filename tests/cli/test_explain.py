@@ -46,6 +46,26 @@ def test_a_figure_that_does_not_follow_ends_with_4(run: Any, log: Path, config: 
     assert verdicts["maximum concurrency"] == "agrees"
 
 
+def test_what_misleads_is_in_the_first_line(run: Any, log: Path, config: Path) -> None:
+    log.write_text(
+        "[TP0] KV Cache is allocated. #tokens: 20480, K size: 1.25 GB, V size: 1.25 GB\n"
+        "max_total_num_tokens=20480, max_running_requests=48, context_len=131072\n"
+    )
+    answer = run("explain", log, "--model", config)
+    assert answer.status == 0
+    assert "Not what they seem: K size, V size, context_len." in answer.out.split("\n\n")[0].replace("\n", " ")
+
+
+def test_a_placeholder_is_no_answer(run: Any, log: Path, config: Path) -> None:
+    log.write_text(
+        "[TRT-LLM] [I] Using fake cache manager with head_dim=0 and num pages: 61848\n"
+        "[TensorRT-LLM][INFO] [MemUsageChange] Allocated 0.00 GiB for max tokens in paged KV cache (3958272).\n"
+    )
+    answer = run("explain", log, "--model", config)
+    assert answer.status == 3
+    assert "a placeholder of AutoDeploy" in " ".join(answer.out.split())
+
+
 def test_a_model_that_is_not_here_leaves_it_undecided(run: Any, log: Path) -> None:
     answer = run("explain", log)
     assert answer.status == 3

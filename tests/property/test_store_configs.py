@@ -47,6 +47,7 @@ STATES = frozenset({
 CHOSEN = {
     "deepseek_ref": {"compress_ratios": [0, 4, 128, 4]}, "deepseek_v4": {"compress_ratios": [0, 4, 128, 4, 0]},
     "gemma4_text": {"layer_types": ["sliding_attention", "full_attention"] * 2}, "minimax_m2": {"sliding_window": None},
+    "glm4_moe": {"sliding_window": None},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2": {"full_attn_idxs": [1]}, "lfm2_moe": {"full_attn_idxs": [1]},
     "mimo_v2_flash": {"hybrid_layer_pattern": [0, 1, 0, 1]}, "minimax": {"attn_type_list": [0, 1, 0, 1]},

@@ -43,6 +43,7 @@ LISTED = ["sliding_attention", "full_attention"] * 2
 TINY = {
     "llama": {},
     "gpt_oss": {"head_dim": 16, "sliding_window": WINDOW, **MOE},
+    "glm4_moe": MOE,
     "gemma3_text": {"head_dim": 16, "sliding_window": WINDOW, "layer_types": LISTED},
     "gemma3n_text": {**GEMMA, "layer_types": LISTED, "num_kv_shared_layers": 2, "num_hidden_layers": 4,
                      "laurel_rank": 4, "activation_sparsity_pattern": [0.0] * 4},
@@ -157,7 +158,9 @@ def test_every_family_that_transformers_has_is_compared():
 MHA = {"num_key_value_heads": 4}
 WEIGHED = {
     **dict.fromkeys(("biogpt", "bloom", "codegen", "gpt2", "gpt_neox", "gptj", "persimmon"), MHA),
-    **dict.fromkeys(("exaone_moe", "flex_olmo", "glm4_moe", "granitemoe", "granitemoe_swa", "granitemoeshared", "mixtral", "olmoe", "phimoe", "qwen3_moe", "qwen3_vl_moe_text", "sarvam_moe", "solar_open"), MOE),
+    **dict.fromkeys((
+        "exaone_moe", "flex_olmo", "granitemoe", "granitemoe_swa", "granitemoeshared", "mixtral", "olmoe",
+        "phimoe", "qwen3_moe", "qwen3_vl_moe_text", "sarvam_moe", "solar_open"), MOE),
     "opt": {**MHA, "ffn_dim": 48},
     "falcon": {"num_key_value_heads": None},
     "gpt_bigcode": {"num_key_value_heads": None},

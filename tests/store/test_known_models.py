@@ -196,3 +196,81 @@ def test_layers_that_draft_are_told_apart(name: str, drafts: int) -> None:
     found = read_geometry({**config, "num_nextn_predict_layers": drafts}, "config.json")
     assert found.draft_layers == (found.layers[0],) * drafts
     assert len(found.layers) == config["num_hidden_layers"]
+
+
+def per_token(config: dict[str, Any]) -> int:
+    """Bytes in bf16 that one more token adds at the model's longest context."""
+    model = spec(config)
+    size = logical_size(model, parse("bf16"), model.context_tokens)
+    assert size.growth_bytes_per_token == int(size.growth_bytes_per_token)
+    return int(size.growth_bytes_per_token)
+
+
+FALCON = {"hidden_size": 8192, "n_layer": 60, "n_head": 128, "vocab_size": 65024}
+STARCODER = {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40, "n_positions": 8192,
+             "vocab_size": 49152}  # fmt: skip
+MPT = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048, "vocab_size": 50432}
+QWEN25 = {"model_type": "qwen2", "max_window_layers": 28, **shape(28, 28, 3584, 131072, 4)}
+MISTRAL = {"model_type": "mistral", **shape(32, 32, 4096, 32768, 8)}
+TRAPS = {
+    "Falcon 7B: one KV head, not 71": (
+        {"model_type": "falcon", "multi_query": True, **shape(32, 71, 4544, 2048)}, 8192),
+    "Falcon 7B of 2023, model_type RefinedWebModel": (
+        {"model_type": "RefinedWebModel", "hidden_size": 4544, "n_layer": 32, "n_head": 71, "multi_query": True,
+         "vocab_size": 65024}, 8192),
+    "Falcon 40B of 2023, model_type RefinedWeb": ({"model_type": "RefinedWeb", "n_head_kv": 8, **FALCON}, 122_880),
+    "Falcon 40B: the new architecture wins over multi_query": (
+        {"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8,
+         **shape(60, 128, 8192, 2048)}, 122_880),
+    "Falcon 180B: 81,920 B in 8 bits": (  # the figure of a TensorRT-LLM config with an FP8 cache
+        {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 8, **shape(80, 232, 14848, 2048)},
+        2 * 81_920),
+    "StarCoder: one KV head by default": (STARCODER, 20_480),
+    "StarCoder without multi_query": ({**STARCODER, "multi_query": False}, 983_040),
+    "bigcode/tiny_starcoder_py": (
+        {"model_type": "gpt_bigcode", "n_embd": 768, "n_head": 12, "n_layer": 20, "n_positions": 8192,
+         "multi_query": True, "vocab_size": 49152}, 5_120),
+    "DBRX: what a library left in attn_config means nothing": (
+        {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32768,
+         "vocab_size": 100352, "attn_config": {
+             "clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "torch_dtype": None, "max_length": 20,
+             "tie_word_embeddings": True, "rope_theta": 500000}}, 163_840),
+    "MPT 7B": ({**MPT, "attn_config": {"attn_impl": "torch", "alibi": True}}, 524_288),
+    "Krutrim 1, an MPT with grouped queries": (
+        {**MPT, "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 8}}, 131_072),
+    "Gemma 2 9B: the head size that it says": (
+        {"model_type": "gemma2", "head_dim": 256, "sliding_window": None, **shape(42, 16, 3584, 8192, 8)}, 344_064),
+    "a head size of null is derived": (
+        {"model_type": "llama", "head_dim": None, **shape(42, 16, 3584, 8192, 8)}, 301_056),
+    "a head size of 0 is derived": ({"model_type": "llama", "head_dim": 0, **shape(42, 16, 3584, 8192, 8)}, 301_056),
+    "Qwen2.5: a window that is switched off": (
+        {**QWEN25, "use_sliding_window": False, "sliding_window": 131072}, 57_344),
+    "Phi-3: a window as long as the context": (
+        {"model_type": "phi3", "sliding_window": 262144, **shape(32, 32, 3072, 131072, 32)}, 393_216),
+    "Mistral 7B v0.1: all of its layers slide": ({**MISTRAL, "sliding_window": 4096}, 0),
+    "Mistral 7B v0.2: null is no window": ({**MISTRAL, "sliding_window": None}, 131_072),
+    "a model without attention adds nothing": (
+        {"model_type": "falcon_mamba", "state_size": 16, "conv_kernel": 4, "expand": 2,
+         **shape(64, None, 4096, None)}, 0),
+    "a language model inside one that hears": (
+        {"model_type": "qwen2_5_omni", "vision_config": {"hidden_size": 1}, "thinker_config": {
+            "vision_config": {"num_hidden_layers": 3},
+            "text_config": {**QWEN25, "use_sliding_window": False}}}, 57_344),
+}  # fmt: skip
+"""Configs that calculators got wrong. Sources: the configs and reports of tiiuae/falcon-*, bigcode/*, databricks/dbrx,
+krutrim-ai-labs/Krutrim-1-instruct; ai-dynamo/dynamo#14431 (head_dim); unslothai/unsloth#5225 (windows, shared layers);
+Andyyyy64/whichllm#124 (null windows); ggml-org/llama.cpp#5328 (Mamba)."""
+
+
+@pytest.mark.parametrize("name", sorted(TRAPS))
+def test_a_config_that_calculators_got_wrong_is_read(name: str) -> None:
+    config, growth = TRAPS[name]
+    assert per_token(config) == growth
+
+
+def test_gemma_3n_has_a_third_of_what_its_layers_would_have() -> None:
+    config = MODELS["google/gemma-3n-E4B"][0]  # unslothai/unsloth#5225, and what llama.cpp prints of full layers
+    model = spec(config)
+    at = [logical_size(model, parse("bf16"), tokens).bytes_per_sequence for tokens in (512, 32768)]
+    assert at[1] == (256 + 16) * 2**20
+    assert at[1] - at[0] == 4 * 2 * 2 * 256 * 2 * (32768 - 512)

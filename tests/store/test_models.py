@@ -99,6 +99,30 @@ def test_a_bare_config_has_geometry_and_no_weights(folder):
         assert spec.digest == sha256(bare.read_bytes()).hexdigest()
 
 
+def test_the_weights_of_a_bare_config_are_predicted_or_it_says_why_not(folder):
+    config = folder / "config.json"
+    spec = load_model_spec(config)
+    assert (spec.weight_bytes, spec.has_weights) == (None, False)
+    assert spec.weights_unknown.startswith(f"{config}: has no intermediate_size")
+    config.write_text(json.dumps({**CONFIG, "intermediate_size": 128}))
+    spec = load_model_spec(folder)
+    assert (spec.weight_bytes, spec.weight_evidence) == (2 * spec.parameters, Evidence.PREDICTED)
+    assert (spec.has_weights, spec.weights_unknown, spec.draft_weight_bytes) == (False, "", 0)
+
+
+def test_what_model_optimizer_says_beside_a_config_is_read(folder):
+    (folder / "config.json").write_text(json.dumps({**CONFIG, "intermediate_size": 128}))
+    plain = load_model_spec(folder)
+    said = {"quantization": {"quant_algo": "FP8", "exclude_modules": ["lm_head"]}}
+    (folder / "hf_quant_config.json").write_text(json.dumps(said))
+    quantized = load_model_spec(folder)
+    assert quantized.parameters == plain.parameters
+    assert quantized.weight_bytes < plain.weight_bytes
+    (folder / "hf_quant_config.json").write_text("{}")
+    with pytest.raises(InputError, match=r"hf_quant_config\.json: has no quantization"):
+        load_model_spec(folder)
+
+
 def test_the_digest_changes_with_config_and_with_weights(folder):
     digests = {load_model_spec(folder).digest}
     save(folder, NORM)
