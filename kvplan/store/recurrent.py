@@ -328,7 +328,7 @@ def griffin_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     if not kinds:
         raise keys.wrong("has no block_types", f"a {keys.type} config needs them")
     width = keys.count("lru_width", required=False) or keys.size(*HIDDEN)
-    states = _states(width, keys.size("conv1d_width"), width, _FLOAT32_BITS)
+    states = _states(keys, width, keys.size("conv1d_width"), width, fixed=True)
     attention = windowed(keys, full_layer(keys), keys.size("attention_window_size"))
     return tuple(attention if kinds[layer % len(kinds)] else _only_state(states) for layer in range(keys.layer_count()))
 
@@ -376,9 +376,7 @@ def grouped_delta_layers(keys: Keys) -> tuple[LayerSpec, ...]:
         every = keys.size("layer_group_size")
         attends = [(layer + 1) % every == 0 or layer >= layers // every * every for layer in range(layers)]
     heads, size = keys.size(*HEADS), keys.size("head_dim")
-    states = _states(
-        3 * heads * size, keys.size("short_conv_kernel_size"), heads * size**2, keys.state_bits(*_DTYPE_KEYS)
-    )
+    states = _states(keys, 3 * heads * size, keys.size("short_conv_kernel_size"), heads * size**2, fixed=True)
     return tuple(latent_layer(keys) if one else _only_state(states) for one in attends)
 
 
