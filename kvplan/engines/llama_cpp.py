@@ -16,9 +16,11 @@ from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGro
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
 from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, refuse_layer
+from kvplan.engines.llama_cpp_devices import GPU_LAYERS, NO_OFFLOAD, TENSOR_SPLIT, placed
 from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS
-from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, keeps_windows, refusal
+from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, drafts, keeps_states_of_drafts, keeps_windows, refusal
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.units import format_bytes
 from kvplan_kernels.layout import round_up
 
 NAME: Final = "llama.cpp"
@@ -32,10 +34,12 @@ BATCH_TOKENS: Final = 512
 SWA_FULL: Final = "swa-full"
 UNIFIED: Final = "kv-unified"
 NO_FLASH_ATTENTION: Final = "flash-attn=off"
-_OPTIONS: Final = frozenset({SWA_FULL, UNIFIED, NO_FLASH_ATTENTION})
+_OPTIONS: Final = frozenset({SWA_FULL, UNIFIED, NO_FLASH_ATTENTION, NO_OFFLOAD})
 
 OTHER_SLOTS: Final = "windows of other slots"
 OTHER_STATES: Final = "states of other slots"
+DRAFT_STATES: Final = "states of a draft's tokens"
+DRAFT_TYPE: Final = "layers that draft in 16 bits"
 WIDE_STATES: Final = "states in 32 bits"
 WIDE_VALUES: Final = "V as wide as the widest layer's"
 _FORMULAS: Final = {
@@ -44,11 +48,15 @@ _FORMULAS: Final = {
     OTHER_SLOTS: "a window for each other slot that the buffer serves",
     ROUNDING: f"cells to the next multiple of {PAD_CELLS}",
     WIDE_STATES: "float32 where the model's own type is narrower",
-    OTHER_STATES: "a state for each other slot",
+    DRAFT_STATES: "a state for each token of a draft, to go back to",
+    OTHER_STATES: "states of each other slot",
+    DRAFT_TYPE: "f16 in a context of their own (--spec-draft-type-k, --spec-draft-type-v)",
 }
 _OLD_BUILDS: Final = range(6000, 6183)
 _FIRST_NEW_BUILD: Final = 7079
 _STATE_BITS: Final = 32
+DRAFT: Final = "attention that drafts"
+_DRAFT_TYPES: Final = (FORMATS[0], FORMATS[0])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +148,7 @@ class CellCache:
         else:
             behind = Fraction(tokens - seen)
         return {
-            WIDE_VALUES: seen * (self.cell_bytes - self.logical_bytes),
+            DRAFT_TYPE if self.name == DRAFT else WIDE_VALUES: seen * (self.cell_bytes - self.logical_bytes),
             BEHIND_WINDOW: behind * self.cell_bytes,
             OTHER_SLOTS: other * self.cell_bytes,
             ROUNDING: (cells - seen - behind - other) * self.cell_bytes,
@@ -154,7 +162,8 @@ class BufferAllocation(Allocation):
     Attributes:
         caches: Layers in cells.
         state_layers: Layers with a state.
-        state_bytes: Of one slot, as it is stored.
+        state_bytes: Of one slot, as they are stored.
+        states: That a slot has: one, and one for each token of a draft.
         state_logical_bytes: Of one sequence, by the geometry.
         slots: Who they are for.
     """
@@ -163,6 +172,7 @@ class BufferAllocation(Allocation):
     state_layers: int
     state_bytes: int
     state_logical_bytes: int
+    states: int
     slots: Slots
     setup: Setup
     notes: tuple[str, ...] = ()
@@ -210,9 +220,10 @@ class BufferAllocation(Allocation):
     def terms(self, tokens: int) -> tuple[Term, ...]:
         """Return the terms that are not nothing."""
         parts = [c.terms(self.slots, tokens) for c in self.caches]
-        states = self.state_bytes - self.state_logical_bytes
+        one = self.state_bytes // self.states
         sums = {name: sum((part.get(name, Fraction(0)) for part in parts), Fraction(0)) for name in _FORMULAS}
-        sums[WIDE_STATES] = Fraction(states)
+        sums[WIDE_STATES] = Fraction(one - self.state_logical_bytes)
+        sums[DRAFT_STATES] = Fraction(self.state_bytes - one)
         sums[OTHER_STATES] = Fraction((self.counted_states - 1) * self.state_bytes)
         return tuple(Term(name, float(value), _FORMULAS[name]) for name, value in sums.items() if value)
 
@@ -244,9 +255,22 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> BufferAllocati
     key, value = find_pair(format_name)
     _check_model(model, setup)
     _check_formats(model, key, value, setup)
-    slots = _slots(setup)
-    devices = [_device(model, layers, key, value, setup, slots) for layers in _split(model, setup)]
-    return max(devices, key=lambda device: device.server_bytes(setup.context_tokens))
+    place, slots = placed(model, setup), _slots(setup)
+
+    def made(layers: Sequence[int]) -> BufferAllocation:
+        return _device(model, layers, key, value, setup, slots)
+
+    def held(part: BufferAllocation) -> float:
+        return part.server_bytes(setup.context_tokens)
+
+    left = made(place.main_memory)
+    if not any(place.devices):
+        return replace(left, notes=(*left.notes, "the cache is in main memory"))
+    binding = max((made(layers) for layers in place.devices), key=held)
+    if not held(left):
+        return binding
+    note = f"{len(place.main_memory)} layers keep {format_bytes(held(left))} of cache in main memory"
+    return replace(binding, notes=(*binding.notes, note))
 
 
 def find_pair(name: str) -> tuple[EngineFormat, EngineFormat]:
@@ -264,14 +288,20 @@ def _check_model(model: ModelSpec, setup: Setup) -> None:
     reason = refusal(model)
     if reason:
         raise UnsupportedModelError(reason, where=model.name)
-    if setup.draft_tokens:
-        raise refuse_layer(NAME, model, "the second context of draft layers")
+    if setup.draft_tokens and not model.draft_layers:
+        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    if setup.draft_tokens and not drafts(model):
+        raise UnsupportedModelError(f"llama.cpp is not known to draft with layers of {model.name}", where=model.name)
     if setup.block_tokens is not None:
         raise InputError("llama.cpp keeps cells and has no blocks", where="--block-size", hint="leave it out")
-    unknown = setup.options - _OPTIONS
+    unknown = {text for text in setup.options - _OPTIONS if text.partition("=")[0] not in (GPU_LAYERS, TENSOR_SPLIT)}
     if unknown:
         message = f"{min(unknown)[:60]!r} is not known to change what llama.cpp allocates"
-        raise InputError(message, where="--engine-option", hint=f"{', '.join(sorted(_OPTIONS))} do")
+        raise InputError(
+            message,
+            where="--engine-option",
+            hint=f"{', '.join(sorted(_OPTIONS))}, {GPU_LAYERS}=N and {TENSOR_SPLIT}=A,B do",
+        )
 
 
 def _check_formats(model: ModelSpec, key: EngineFormat, value: EngineFormat, setup: Setup) -> None:
@@ -319,37 +349,28 @@ def _padding(setup: Setup) -> tuple[int, bool]:
     return (32 if NO_FLASH_ATTENTION in setup.options else PAD_CELLS), True
 
 
-def _split(model: ModelSpec, setup: Setup) -> list[list[LayerSpec]]:
-    """Return the layers of each device: with the output as one layer more, as many of them on each (`load_tensors`)."""
-    devices = setup.pipeline_parallel
-    if setup.tensor_parallel > 1:
-        message = "llama.cpp gives each device whole layers; its split of heads (--split-mode tensor) is not known here"
-        raise InputError(message, where="--tp", hint="count the devices with --pp")
-    if devices > len(model.layers):
-        message = f"{devices} devices for {len(model.layers)} layers"
-        raise InputError(message, where="--pp", hint="give at most a device a layer")
-    parts: list[list[LayerSpec]] = [[] for _ in range(devices)]
-    every = len(model.layers) + len(model.draft_layers) + 1
-    for index, layer in enumerate(model.layers):
-        parts[index * devices // every].append(layer)
-    return parts
-
-
 def _device(
-    model: ModelSpec, layers: Sequence[LayerSpec], key: EngineFormat, value: EngineFormat, setup: Setup, slots: Slots
+    model: ModelSpec, indexes: Sequence[int], key: EngineFormat, value: EngineFormat, setup: Setup, slots: Slots
 ) -> BufferAllocation:
     caches: dict[tuple[str, int | None, bool], CellCache] = {}
-    for layer in layers:
-        for cache in _caches(model, layer, key, value, setup):
+    layers = [model.layers[index] for index in indexes if index < len(model.layers)]
+    drafting = [model.draft_layers[index - len(model.layers)] for index in indexes if index >= len(model.layers)]
+    for made in [
+        *(_caches(model, layer, key, value, setup) for layer in layers),
+        *(_draft_caches(layer, key, value) for layer in drafting),
+    ]:
+        for cache in made:
             kind = (cache.name, cache.window_tokens, cache.window_kept)
             held = caches.get(kind)
             caches[kind] = cache if held is None else _joined(held, cache)
     states = [state for layer in layers for state in layer.states]
+    rows = 1 + (setup.draft_tokens if keeps_states_of_drafts(model) else 0)
     return BufferAllocation(
         caches=tuple(caches.values()),
         state_layers=sum(bool(layer.states) for layer in layers),
-        state_bytes=sum(state.elements * _STATE_BITS // 8 for state in states),
+        state_bytes=rows * sum(state.elements * _STATE_BITS // 8 for state in states),
         state_logical_bytes=sum(state.nbytes for state in states),
+        states=rows,
         slots=slots,
         setup=setup,
         notes=_notes(setup, slots, tuple(caches.values())),
@@ -385,6 +406,17 @@ def _caches(
     return [attention, *(_side_cache(model, layer, side, key.key) for side in layer.sides)]
 
 
+def _draft_caches(layer: LayerSpec, key: EngineFormat, value: EngineFormat) -> list[CellCache]:
+    """Return what a layer that drafts keeps: K and V alone, in a context with a type of its own."""
+    if not layer.kv_heads:
+        return []
+    stored, asked = (
+        Fraction(layer.kv_heads * head_bytes(layer, one.key, other.value))
+        for one, other in (_DRAFT_TYPES, (key, value))
+    )
+    return [CellCache(name=DRAFT, layers=1, cell_bytes=stored, logical_bytes=asked)]
+
+
 def _value_padding(model: ModelSpec, layer: LayerSpec, packing: Packing, setup: Setup) -> Fraction:
     """Return what is added to a cell's V without flash attention, which keeps V transposed in rows of one length."""
     if NO_FLASH_ATTENTION not in setup.options or layer.value_dim == 0:
@@ -417,7 +449,7 @@ def _notes(setup: Setup, slots: Slots, caches: Sequence[CellCache]) -> tuple[str
         notes.append(f"windows are counted with a batch of {BATCH_TOKENS} tokens more (--ubatch-size)")
     if any(cache.window_tokens and not cache.window_kept for cache in caches):
         notes.append("llama.cpp keeps every token of these windows")
-    if setup.pipeline_parallel > 1:
+    if setup.pipeline_parallel > 1 and setup.option(TENSOR_SPLIT) is None:
         notes.append("devices are counted as alike: by default llama.cpp splits layers by free memory (--tensor-split)")
     return tuple(notes)
 
@@ -426,6 +458,7 @@ def launch(setting: Launch) -> LaunchText:
     """Return the command `llama-server` and the same as the presets that its `--models-preset` reads."""
     key, value = find_pair(setting.format)
     values: dict[str, str | int] = {
+        _source_flag(setting.model): setting.model,
         "ctx-size": setting.context_tokens * setting.sequences,
         "parallel": setting.sequences,
         "cache-type-k": key.name,
@@ -438,12 +471,19 @@ def launch(setting: Launch) -> LaunchText:
     if setting.pipeline_parallel > 1:
         values |= {"split-mode": "layer", "gpu-layers": "all"}
     flags = [f"--{name} {text}" for name, text in values.items()]
-    lines = [f"[{setting.model}]", f"model = {setting.model}", *(f"{name} = {text}" for name, text in values.items())]
+    lines = [f"[{setting.model}]", *(f"{name} = {text}" for name, text in values.items())]
     return LaunchText(
-        command=" ".join(["llama-server", "--model", setting.model, *flags]),
+        command=" ".join(["llama-server", *flags]),
         file_name="llama-server.ini",
         file_text="\n".join(lines) + "\n",
     )
+
+
+def _source_flag(model: str) -> str:
+    """Return the flag that names *model*: a file, or a repository that has GGUF files."""
+    owner, _, name = model.partition("/")
+    repository = name and "/" not in name and owner not in ("", ".", "..", "~") and not name.endswith(".gguf")
+    return "hf-repo" if repository else "model"
 
 
 def default_format(model: ModelSpec) -> str:

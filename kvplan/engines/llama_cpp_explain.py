@@ -7,6 +7,7 @@ from typing import Final
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.llama_cpp import (
     BATCH_TOKENS,
+    DRAFT,
     NO_FLASH_ATTENTION,
     SWA_FULL,
     BufferAllocation,
@@ -16,6 +17,7 @@ from kvplan.engines.llama_cpp import (
 )
 from kvplan.engines.llama_cpp_formats import FORMATS
 from kvplan.engines.llama_cpp_log import CacheKind, LlamaFacts, LoggedCache, LoggedStates
+from kvplan.engines.llama_cpp_models import drafts
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 from kvplan.errors import KvplanError
 
@@ -55,7 +57,8 @@ class _Case:
         if kind is CacheKind.INDEXER:
             return [cache for cache in self.allocation.caches if cache.name == _SIDE]
         window = kind is CacheKind.WINDOW
-        return [cache for cache in self.allocation.caches if cache.window_kept == window and cache.name != _SIDE]
+        others = (_SIDE, DRAFT)
+        return [cache for cache in self.allocation.caches if cache.window_kept == window and cache.name not in others]
 
 
 def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
@@ -77,7 +80,8 @@ def _cases(facts: LlamaFacts, model: ModelSpec | None) -> tuple[list[_Case], str
     if model is None:
         return [], "the model's geometry is not known: name it with --model"
     context = max(1, facts.setup.context_tokens or model.context_tokens)
-    setup = replace(facts.setup, context_tokens=context, version=None)
+    drafting = bool(model.draft_layers) and drafts(model) and any(cache.context > 1 for cache in facts.caches)
+    setup = replace(facts.setup, context_tokens=context, version=None, draft_tokens=int(drafting))
     made: list[_Case] = []
     reason = ""
     for form in [facts.format] if facts.format else [form.name for form in FORMATS]:
@@ -97,12 +101,25 @@ def _cache_findings(facts: LlamaFacts, cache: LoggedCache, cases: Sequence[_Case
     figure = cache.size or _sum(cache.buffers)
     if figure is None:
         return
-    if cache.context > 1 or not cases:
-        yield _unchecked(cache.kind, figure, missing if cache.context == 1 else _SECOND)
+    if not cases:
+        yield _unchecked(cache.kind, figure, missing)
+        return
+    if cache.context > 1:
+        yield _draft_finding(cache, figure, cases[0])
         return
     yield _size_finding(facts, cache, figure, cases)
     if cache.cells is not None and facts.setup.context_tokens:
         yield _cell_finding(facts, cache, cache.cells, cases[0])
+
+
+def _draft_finding(cache: LoggedCache, figure: Printed, case: _Case) -> Finding:
+    """Return whether a second context's cache is that of the model's own layers that draft."""
+    kept = [part for part in case.allocation.caches if part.name == DRAFT]
+    size = sum(float(part.cells(case.slots, case.context_tokens) * part.cell_bytes) for part in kept)
+    if not kept or not _same(figure, size * case.slots.buffers, cache):
+        return _unchecked(cache.kind, figure, _SECOND)
+    reason = "f16 of the layers that draft, in a context of their own"
+    return _found(cache.kind, figure, _mib(size * case.slots.buffers), Verdict.AGREES, reason)
 
 
 def _size_finding(facts: LlamaFacts, cache: LoggedCache, figure: Printed, cases: Sequence[_Case]) -> Finding:
@@ -206,10 +223,22 @@ def _sums(cache: LoggedCache) -> Iterator[Finding]:
         if total is None:
             continue
         if total.meets(cache.size.low, cache.size.high + slack):
-            verdict, reason = Verdict.AGREES, "the size line restates them: they are one cache"
+            verdict, reason = Verdict.AGREES, "the size line restates them: they are one cache" + _shares(cache, parts)
         else:
             verdict, reason = Verdict.UNEXPLAINED, "they do not make the size that restates them"
         yield _found(f"{what} of the {cache.kind}", total, cache.size.text, verdict, reason)
+
+
+def _shares(cache: LoggedCache, parts: Sequence[Printed]) -> str:
+    """Return how many layers each device holds; nothing where buffers are not of whole layers."""
+    if cache.size is None or not cache.layers or parts is cache.parts or len(parts) == 1:
+        return ""
+    counts = [round(part.value * cache.layers / cache.size.value) for part in parts]
+    whole = all(
+        part.meets(cache.size.low * count / cache.layers, cache.size.high * count / cache.layers)
+        for part, count in zip(parts, counts, strict=True)
+    )
+    return f", {', '.join(map(str, counts))} layers on the devices" if whole else ""
 
 
 def _sum(figures: Sequence[Printed]) -> Printed | None:
@@ -230,7 +259,7 @@ def _state_findings(states: LoggedStates, cases: Sequence[_Case], missing: str) 
         return
     allocation = cases[0].allocation
     slots = states.slots or allocation.slots.count
-    size = float(slots * allocation.state_bytes * (1 + states.kept))
+    size = float(slots * allocation.state_bytes // allocation.states * (1 + states.kept))
     slack = 0.0 if states.size else 2.0 * _ALIGNED_BYTES * max(1, allocation.state_layers)
     if figure.meets(size, size + slack):
         verdict, reason = Verdict.AGREES, _state_reason(states, allocation, slots)

@@ -76,6 +76,29 @@ _RUN: Final = _WINDOWED | frozenset(_REFUSED) | frozenset({
 """Classes of decoders that the converter takes and of which a config is read here."""
 
 
+_ROLLING_BACK: Final = frozenset({
+    "NemotronHForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration", "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
+})  # fmt: skip
+"""Those that draft and keep a state more for each token of a draft (`llm_arch_supports_rs_rollback`)."""
+
+_DRAFTING: Final = _ROLLING_BACK | frozenset({
+    "DeepseekV2ForCausalLM", "DeepseekV32ForCausalLM", "DeepseekV3ForCausalLM", "Glm4MoeLiteForCausalLM",
+    "GlmMoeDsaForCausalLM", "KimiK25ForConditionalGeneration", "Qwen3NextForCausalLM",
+})  # fmt: skip
+"""Those with a graph of their layers for multi-token prediction (LLM_GRAPH_TYPE_DECODER_MTP in src/models)."""
+
+
+def drafts(model: ModelSpec) -> bool:
+    """Return whether llama.cpp drafts with the model's own layers."""
+    return model.architecture in _DRAFTING
+
+
+def keeps_states_of_drafts(model: ModelSpec) -> bool:
+    """Return whether a slot keeps a state for each token of a draft, to go back to."""
+    return model.architecture in _ROLLING_BACK
+
+
 def keeps_windows(model: ModelSpec) -> bool:
     """Return whether llama.cpp keeps layers with a window in a cache of their own."""
     if model.architecture == _EXAONE_4 and len(model.layers) != _EXAONE_4_WINDOWED_LAYERS:

@@ -3,6 +3,7 @@
 Each row names where it was printed; what a log says of cells and buffers is exact.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Setup
 from kvplan.engines.engine import Launch
 from kvplan.engines.llama_cpp import (
+    DRAFT_TYPE,
     OTHER_SLOTS,
     OTHER_STATES,
     WIDE_STATES,
@@ -201,6 +203,59 @@ def test_devices_hold_whole_layers_and_the_output_is_one_more(spec: Any) -> None
     assert sizes == [32, 17, 9, 2]
 
 
+def test_drafts_have_a_context_and_states_of_their_own(spec: Any) -> None:
+    """A public log of 2026, Qwen3.6-27B, 4 slots and 2 tokens of a draft: 512, 1795.5 and 32 MiB."""
+    config = QWEN_36_27B | {"mtp_num_hidden_layers": 1}
+    asked = Setup(context_tokens=8192, draft_tokens=2)
+    found = allocate(spec(**config), "f16", asked)
+    assert printed(found, 8192) == {"attention": (8192, 512.0), "attention that drafts": (8192, 32.0)}
+    assert found.slots.count * found.state_bytes / MIB == 1795.5
+    assert printed(allocate(spec(**config), "q8_0", asked), 8192)["attention that drafts"] == (8192, 32.0)
+    last = allocate(spec(**config), "f16", replace(asked, options=frozenset({"tensor-split=65,1"})))
+    assert [cache.name for cache in last.caches] == ["attention", "attention that drafts"]  # 66 with the output
+
+
+def test_drafts_of_latent_layers_have_no_indexer(spec: Any) -> None:
+    """`create_memory` of src/llama-model.cpp at 0c1e570: a plain cache of the last layer, in f16."""
+    config = DEEPSEEK_R1 | {"model_type": "deepseek_v32", "index_head_dim": 128, "num_nextn_predict_layers": 1}
+    found = allocate(spec(**config), "q8_0", Setup(context_tokens=1024, sequences=1, draft_tokens=1))
+    draft = next(cache for cache in found.caches if cache.name == "attention that drafts")
+    assert (draft.cell_bytes, draft.logical_bytes) == (576 * 2, 576 * 34 / 32)
+    assert {term.name: term.bytes for term in found.terms(1024)} == {DRAFT_TYPE: 1024 * (576 * 2 - 612)}
+
+
+def test_a_split_gives_each_device_its_part_of_the_layers(spec: Any) -> None:
+    """https://github.com/ggml-org/llama.cpp/pull/6122: Command R's 40 layers and output, 12 and 28 on two devices."""
+    command_r = {"layers": 40, "heads": 64, "kv": 64, "hidden": 8192, "model_type": "cohere"}
+    sizes = [
+        allocate(spec(**command_r), "f16", Setup(context_tokens=4096, options=frozenset({split}))).server_bytes(4096)
+        for split in ("tensor-split=12,29", "tensor-split=29/12", "tensor-split=0,1")
+    ]
+    assert [size / MIB for size in sizes] == [3584, 3712, 5120]  # the output is on the second, 29 layers on the first
+
+
+@pytest.mark.parametrize(
+    ("options", "mib", "note"),
+    [
+        ({"gpu-layers=20"}, 19, "13 layers keep 13.0 MiB of cache in main memory"),  # and the output
+        ({"gpu-layers=20", "tensor-split=1,3"}, 14, "13 layers keep"),
+        ({"gpu-layers=99"}, 32, ""),
+        ({"gpu-layers=all"}, 32, ""),
+        ({"gpu-layers=1"}, 32, "the cache is in main memory"),  # the output alone
+        ({"gpu-layers=0"}, 32, "the cache is in main memory"),
+        ({"no-kv-offload"}, 32, "the cache is in main memory"),
+    ],
+)
+def test_the_last_layers_are_on_devices_and_the_others_in_main_memory(
+    spec: Any, options: set[str], mib: int, note: str
+) -> None:
+    """`get_layer_buft_list` of src/llama-model.cpp at 0c1e570; `offload_kqv` of `llama_kv_cache`."""
+    allocation = allocate(spec(**LLAMA_8B), "f16", Setup(context_tokens=256, options=frozenset(options)))
+    assert allocation.server_bytes(256) / MIB == mib
+    assert note in " ".join(allocation.notes)
+    assert note or "memory" not in " ".join(allocation.notes)
+
+
 def test_other_slots_windows_are_a_term(spec: Any) -> None:
     allocation = allocate(spec(**GEMMA_4_12B), "q8_0", Setup(context_tokens=8192))
     cell = 765 * MIB // 4608
@@ -212,17 +267,22 @@ def test_other_slots_windows_are_a_term(spec: Any) -> None:
 @settings(deadline=None)
 @given(
     tokens=st.integers(1, 20000), sequences=st.sampled_from([None, 1, 2, 3, 8]), batch=st.sampled_from([None, 1, 2048]),
-    options=st.sets(st.sampled_from(["swa-full", "kv-unified", "flash-attn=off"])),
+    options=st.sets(st.sampled_from(["swa-full", "kv-unified", "flash-attn=off", "no-kv-offload", "gpu-layers=12"])),
     config=st.sampled_from([GPT_OSS_20B, GEMMA_3N_E4B, GEMMA_4_12B, QWEN_35_9B, DEEPSEEK_R1, MAMBA_3B]),
+    drafts=st.sampled_from([0, 0, 3]), form=st.sampled_from(["f16", "q8_0"]),
     devices=st.sampled_from([1, 3]), version=st.sampled_from([None, (6182,)]),
 )  # fmt: skip
 def test_terms_are_the_whole_difference_and_slots_make_the_server(
     spec: Any, tokens: int, sequences: int | None, batch: int | None, options: set[str], config: dict[str, Any],
-    devices: int, version: tuple[int, ...] | None,
+    devices: int, version: tuple[int, ...] | None, drafts: int, form: str,
 ) -> None:  # fmt: skip
     setup = Setup(context_tokens=tokens, sequences=sequences, max_batched_tokens=batch, options=frozenset(options),
                   pipeline_parallel=devices, version=version)  # fmt: skip
-    allocation = allocate(spec(**config), "f16", setup)
+    if drafts and config in (QWEN_35_9B, DEEPSEEK_R1):
+        setup = replace(setup, draft_tokens=drafts)
+        config = config | {"mtp_num_hidden_layers": 1, "num_nextn_predict_layers": 1}
+    form = "f16" if "flash-attn=off" in options else form
+    allocation = allocate(spec(**config), form, setup)
     terms = allocation.terms(tokens)
     difference = allocation.sequence_bytes(tokens) - allocation.logical_bytes(tokens)
     assert sum(term.bytes for term in terms) == pytest.approx(difference, abs=1e-3)
@@ -241,7 +301,16 @@ def test_terms_are_the_whole_difference_and_slots_make_the_server(
         (LLAMA_8B, "f16/q4_0", {"options": frozenset({"flash-attn=off"})}, UnsupportedFormatError, "flash attention"),
         (LLAMA_8B, "fp8_e4m3", {}, UnsupportedFormatError, "no cache format"),
         (LLAMA_8B, "f16", {"tensor_parallel": 2}, InputError, "whole layers"),
+        (LLAMA_8B, "f16", {"draft_tokens": 1}, InputError, "no draft layers"),
+        (DEEPSEEK_R1 | {"model_type": "youtu", "num_nextn_predict_layers": 1}, "f16", {"draft_tokens": 1},
+         UnsupportedModelError, "not known to draft"),
         (LLAMA_8B, "f16", {"pipeline_parallel": 33}, InputError, "33 devices"),
+        (LLAMA_8B, "f16", {"options": frozenset({"gpu-layers=some"})}, InputError, "no number of layers"),
+        (LLAMA_8B, "f16", {"options": frozenset({"tensor-split=1,-1"})}, InputError, "no list of parts"),
+        (LLAMA_8B, "f16", {"options": frozenset({"tensor-split=0,0"})}, InputError, "no list of parts"),
+        (LLAMA_8B, "f16", {"options": frozenset({"tensor-split=a"})}, InputError, "no list of parts"),
+        (LLAMA_8B, "f16", {"pipeline_parallel": 3, "options": frozenset({"tensor-split=1,2"})}, InputError,
+         "of 2 devices, not of 3"),
         (LLAMA_8B, "f16", {"block_tokens": 16}, InputError, "no blocks"),
         (LLAMA_8B, "f16", {"options": frozenset({"swa_full"})}, InputError, "swa_full"),
         (LLAMA_8B, "f16", {"version": (6900,)}, InputError, "b6900"),
@@ -285,3 +354,19 @@ def test_the_command_has_llama_servers_own_flags() -> None:
     assert plain.command == (
         "llama-server --model m.gguf --ctx-size 512 --parallel 1 --cache-type-k f16 --cache-type-v f16"
     )
+
+
+@pytest.mark.parametrize(
+    ("model", "flag"),
+    [
+        ("ggml-org/gpt-oss-20b-GGUF", "--hf-repo ggml-org/gpt-oss-20b-GGUF"),
+        ("models/m.gguf", "--model models/m.gguf"),
+        ("./models", "--model ./models"),
+        ("/models/m", "--model /models/m"),
+        ("~/m", "--model ~/m"),
+        ("demo", "--model demo"),
+    ],
+)
+def test_a_repository_and_a_file_have_flags_of_their_own(model: str, flag: str) -> None:
+    text = launch(Launch(model=model, format="f16", block_tokens=256, context_tokens=512, sequences=1))
+    assert text.command.startswith(f"llama-server {flag} --ctx-size")

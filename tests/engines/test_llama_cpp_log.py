@@ -169,6 +169,13 @@ def test_states_to_go_back_to_and_the_draft_s_own_context(spec: Any) -> None:
     assert verdicts == [
         ("KV cache", Verdict.AGREES), ("recurrent states", Verdict.AGREES), ("KV cache", Verdict.NOT_CHECKED),
     ]  # fmt: skip
+    drafting = spec(**QWEN_36_27B | {"mtp_num_hidden_layers": 1})
+    *own, last = explain_log(facts, drafting)
+    assert {finding.verdict for finding in own} == {Verdict.AGREES}
+    assert (last.verdict, last.recomputed) == (Verdict.AGREES, "32.00 MiB")
+    assert last.reason == "f16 of the layers that draft, in a context of their own"
+    other = explain_log(facts, spec(**QWEN_36_27B | {"mtp_num_hidden_layers": 2}))[-1]
+    assert other.verdict is Verdict.NOT_CHECKED  # it may be a draft model's
 
 
 def test_what_only_the_run_can_tell(spec: Any) -> None:
@@ -238,3 +245,20 @@ def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str) ->
         facts = read_log("\n".join(log.splitlines()[:end]))
         if facts is not None:
             explain_log(facts, model)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "says"),
+    [
+        (("1536.00", "3584.00"), "they are one cache, 12, 28 layers on the devices"),
+        (("1500.00", "3620.00"), "they are one cache"),
+        (("5120.00",), "they are one cache"),
+    ],
+)
+def test_buffers_of_devices_are_told_in_layers(spec: Any, sizes: tuple[str, ...], says: str) -> None:
+    """https://github.com/ggml-org/llama.cpp/pull/6122: Command R, 40 layers of 128 MiB at a context of 4096."""
+    buffers = "\n".join(f"llama_kv_cache:      CUDA{n} KV buffer size = {size} MiB" for n, size in enumerate(sizes))
+    line = "llama_kv_cache: size = 5120.00 MiB (  4096 cells,  40 layers,  1/1 seqs), K (f16): 2560.00 MiB, V (f16): 2560.00 MiB"  # noqa: E501
+    found = explained(spec, f"{buffers}\n{line}", None)
+    buffers_finding = next(finding for name, finding in found.items() if name.startswith("buffers"))
+    assert buffers_finding.reason.endswith(says)
