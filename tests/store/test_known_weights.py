@@ -1,8 +1,8 @@
 """Weights of released models that the prediction is held to, exactly.
 
-Each row has the keys that shape the weights, and the number of parameters that Hugging Face counts in the model's
-safetensors files (https://huggingface.co/<name>, "Model size" and the index's metadata, read on 2026-11-30), or the
-model's card where it gives them all. Keys were read at https://huggingface.co/<name>/blob/main/config.json.
+Each row has the keys that shape the weights, and the number of parameters that is published with the model: what
+Hugging Face counts in its safetensors files, or its card. Both were written down from knowledge of them, in November
+2026, and not looked up: that a sum over hundreds of matrices comes out to the last parameter is what speaks for a row.
 """
 
 from typing import Any
