@@ -22,6 +22,7 @@ from kvplan.engines import ENGINES
 from kvplan.errors import ExitStatus
 from kvplan.store.architectures import ARCHITECTURES, GGUF_MODEL_TYPES
 from kvplan.store.attention import PLAIN
+from kvplan.store.weights import WEIGHTS
 
 ROOT: Final = Path(__file__).parents[1]
 REFERENCE: Final = ROOT / "docs" / "reference"
@@ -32,6 +33,7 @@ _MODELS: Final = """`kvplan size` counts the cache of every model type below fro
 A type that is not here, or a config key that shapes the cache and that the type is not known to read, is an error that
 names it: status 3. Of GGUF files these architectures are read: {gguf}.
 [The memory model](../explanation/memory-model.md) says what is counted.
+The bytes of the weights are predicted from the config too, but for {unweighed}.
 """
 STATUS_MEANING: Final = {
     ExitStatus.DONE: "done; a cell out of memory or unsupported is a result",
@@ -117,11 +119,14 @@ def models() -> str:
     for name, row in ARCHITECTURES.items():
         families.setdefault(_family((row.cache or PLAIN).layers.__doc__), []).append(f"`{name}`")
     rows = [f"| {meaning} | {', '.join(sorted(names))} |" for meaning, names in sorted(families.items())]
-    text = _MODELS.format(gguf=", ".join(f"`{name}`" for name in sorted(GGUF_MODEL_TYPES)))
+    text = _MODELS.format(
+        gguf=", ".join(f"`{name}`" for name in sorted(GGUF_MODEL_TYPES)),
+        unweighed=", ".join(f"`{name}`" for name in sorted(set(ARCHITECTURES) - set(WEIGHTS))),
+    )
     return "\n".join([_NOTE, "# Models\n", text, "| layers | `model_type` |\n|---|---|", *rows]) + "\n"
 
 
-_ENGINES: Final = """What each engine caches in, by the value of its own flag; `kvplan size --engine` and `recommend` name it so.
+_ENGINES: Final = """What each engine caches in, by the value of its own flag: `kvplan size` and `recommend` name it so.
 Bits are of an element of a head of 128, scales counted. A format is refused on a device that lacks what it needs.
 [Engines](../explanation/engines.md) says how each allocates.
 """

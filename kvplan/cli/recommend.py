@@ -49,6 +49,7 @@ def recommend_command(
         plan = make_plan(asked, model, known)
     else:
         device = known.device.name if known.device else asked.device
+        model = chosen.served(model)
         settings, refused = engine_settings(chosen, asked, model, device)
         plan = make_plan(asked, model, known, settings=settings, refused=refused, engine=chosen.name)
     if as_json:

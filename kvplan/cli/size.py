@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 
 if TYPE_CHECKING:
     from kvplan.core.allocation import Setup, Term
@@ -52,6 +52,13 @@ def size_command(
     memory: str | None = typer.Option(None, help="Memory of a whole device, as 24GiB.", show_default=False),
     utilization: str = typer.Option(
         "90%", "--memory-utilization", "--gpu-memory-utilization", help="Part of --memory that may be used."
+    ),
+    activation_memory: str | None = typer.Option(
+        None, help="Activations of a forward pass, where you know them, as 5GiB.", show_default=False
+    ),
+    graph_memory: str | None = typer.Option(None, help="Captured graphs, where you know them.", show_default=False),
+    process_memory: str | None = typer.Option(
+        None, help="What a process takes beside tensors (context, NCCL), where you know it.", show_default=False
     ),
     block_size: int | None = typer.Option(
         None, min=1, help="Tokens of a page. Default: the engine's.", show_default=False
@@ -109,13 +116,17 @@ def size_command(
     asked = _Asked(formats=formats, setup=setup, room=_room(kv_memory, memory, utilization))
     if measured is not None:
         asked, engines = _calibrated(asked, engines, measured)
+    given = {"activations": activation_memory, "graphs": graph_memory, "beside tensors": process_memory}
+    asked = replace(asked, room=_told(asked.room, given))
     chosen = [find_engine(name) for name in dict.fromkeys(engines or ["kvplan"])]
     results: list[CacheSize] = []
     for name in models:
         model = replace(load_model_spec(name, runtime=False), name=name)
         _check_context(model, asked.setup.context_tokens, beyond_model=beyond_model)
         for engine in chosen:
-            results += _sizes(engine, model, asked)
+            results += _sizes(engine, model, asked, alone=len(models) * len(chosen) * max(1, len(formats)) == 1)
+    if not any(size.logical for size in results):
+        raise UnsupportedFormatError(f"none of these is counted: {results[0].reason}")
     _print(results, terms=terms or len(results) == 1, as_json=as_json)
 
 
@@ -158,6 +169,19 @@ def _room(kv_memory: str | None, memory: str | None, utilization: str) -> _Room:
     )
 
 
+def _told(room: _Room, given: dict[str, str | None]) -> _Room:
+    """Return *room* with the terms that the user knows, by name."""
+    from kvplan.core.allocation import Term
+    from kvplan.core.specs import Evidence
+    from kvplan.units import parse_bytes
+
+    said = {name: parse_bytes(text) for name, text in given.items() if text is not None}
+    if said and room.memory_bytes is None and not room.measured:
+        raise InputError("the memory of what else is there says nothing without the device's", hint="give --memory")
+    terms = {name: Term(name, size, "as given", Evidence.REPORTED) for name, size in said.items()}
+    return replace(room, measured=room.measured | terms)
+
+
 def _calibrated(asked: _Asked, engines: list[str], log: Path) -> tuple[_Asked, list[str]]:
     """Return what was asked with what *log* tells, and the log's engine."""
     from kvplan.cli.explain import load_facts
@@ -173,23 +197,38 @@ def _calibrated(asked: _Asked, engines: list[str], log: Path) -> tuple[_Asked, l
     return _Asked(formats=formats, setup=setup, room=room), [facts.engine]
 
 
-def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked) -> "Iterator[CacheSize]":
+def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked, *, alone: bool) -> "Iterator[CacheSize]":
+    """Yield the sizes of one model in one engine; beside others, what is refused is an answer with its reason."""
     from kvplan.core.formats import read_format
     from kvplan.core.logical import runtime_refusal
-    from kvplan.core.sizes import size_allocation, size_geometry
-    from kvplan.engines import OWN, allocate
+    from kvplan.core.sizes import CacheSize, size_geometry
+    from kvplan.engines import OWN
 
     tokens = asked.setup.context_tokens or model.context_tokens or 1  # a state is of one size, whatever the context
     setup = replace(asked.setup, context_tokens=tokens)
     for name in dict.fromkeys(asked.formats or [engine.default_format(model)]):
-        reason = runtime_refusal(model) if engine.name == OWN else ""
-        if reason:
-            yield size_geometry(model, read_format(name), engine.name, setup, reason)
-            continue
-        allocation = allocate(engine, model, name, setup)
-        form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
-        sized = size_allocation(model.name, form, engine.name, allocation, _pool(model, setup, asked.room))
-        yield replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
+        try:
+            reason = runtime_refusal(model) if engine.name == OWN else ""
+            if reason:
+                yield size_geometry(model, read_format(name), engine.name, setup, reason)
+            else:
+                yield _allocated(engine, model, name, replace(asked, setup=setup))
+        except (UnsupportedFormatError, UnsupportedModelError) as error:
+            if alone:
+                raise
+            yield CacheSize(model=model.name, format=name, engine=engine.name, setup=setup, reason=error.message)
+
+
+def _allocated(engine: "Engine", model: "ModelSpec", name: str, asked: _Asked) -> "CacheSize":
+    from kvplan.core.formats import read_format
+    from kvplan.core.sizes import size_allocation
+    from kvplan.engines import OWN, allocate
+
+    allocation = allocate(engine, model, name, asked.setup)
+    form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
+    pool = _pool(engine.served(model), asked.setup, asked.room)
+    sized = size_allocation(model.name, form, engine.name, allocation, pool)
+    return replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
 
 
 def _pool(model: "ModelSpec", setup: "Setup", room: _Room) -> "tuple[Term, ...] | int | None":

@@ -225,6 +225,11 @@ class Allocation(ABC):
     notes: tuple[str, ...]
 
     @property
+    def beside(self) -> tuple[Term, ...]:
+        """What is taken whatever sequences there are: blocks that hold nothing, tables."""
+        return ()
+
+    @property
     @abstractmethod
     def blocks(self) -> tuple[BlockGroup, ...]:
         """Groups of layers with what a block of each takes."""
@@ -304,6 +309,10 @@ class GroupedAllocation(Allocation):
         parts = [group.terms(tokens) for group in self.groups]
         sums = {name: sum(part[name] for part in parts) for name in _FORMULAS}
         return tuple(Term(name, value, _FORMULAS[name]) for name, value in sums.items() if value)
+
+    def charged_bytes(self, tokens: int) -> float:
+        """Return what the engine's own check of a longest sequence charges for *tokens*; what it takes, mostly."""
+        return self.sequence_bytes(tokens)
 
     def sequence_blocks(self, tokens: int) -> int:
         """Return the blocks of all groups that a sequence of *tokens* takes."""

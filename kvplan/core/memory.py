@@ -142,7 +142,8 @@ class DeviceMemory(ABC):
         if kind not in WEIGHT_BITS:
             raise InputError(f"weights {kind!r} are not known", hint=f"use one of {', '.join(WEIGHT_BITS)}")
         if WEIGHT_BITS[kind] == 16 and model.weight_bytes is not None:
-            return Term("weights", model.weight_bytes, "as loaded, 16 bits", model.weight_evidence)
+            formula = "as loaded, 16 bits" if model.has_weights else "as the model's config describes them"
+            return Term("weights", model.weight_bytes, formula, model.weight_evidence)
         if model.parameters is None:
             reason = f": {model.weights_unknown}" if model.weights_unknown else ""
             raise InputError(f"{model.name} has no weights to count{reason}", hint="name a model with its weights")

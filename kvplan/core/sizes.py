@@ -27,8 +27,10 @@ class CacheSize:
 
     Attributes:
         format: As the engine names it.
+        logical: None where the engine has no such format.
         allocated: None where the engine does not hold such a cache.
         terms: What lies between logical and allocated, by name.
+        beside: What the engine takes whatever sequences there are.
         pool: What a device's memory goes to, where it was given.
         notes: What to know of the figures.
         reason: Why allocated is None.
@@ -38,9 +40,10 @@ class CacheSize:
     format: str
     engine: str
     setup: Setup
-    logical: LogicalSize
+    logical: LogicalSize | None = None
     allocated: AllocatedSize | None = None
     terms: tuple[Term, ...] = ()
+    beside: tuple[Term, ...] = ()
     capacity: Capacity | None = None
     pool: tuple[Term, ...] = ()
     notes: tuple[str, ...] = ()
@@ -75,6 +78,7 @@ def size_allocation(
             groups=allocation.blocks,
         ),
         terms=allocation.terms(context),
+        beside=allocation.beside,
         capacity=None if pool_bytes is None else allocation.capacity(pool_bytes),
         pool=pool if isinstance(pool, tuple) else (),
         notes=allocation.notes,
@@ -102,8 +106,8 @@ def pool_terms(
 ) -> tuple[Term, ...]:
     """Return what a rank's memory goes to, the pool last: what the other terms leave of what may be used.
 
-    *measured* are terms that a run told, by name; they stand for what would be computed. What a process takes beside
-    tensors and what graphs take is in there only where a run told it.
+    *measured* are terms that a run or the user told, by name; they stand for what would be computed. What a process
+    takes beside tensors and what graphs take is in there only where one of them told it.
 
     Raises:
         InputError: The memory or the weights are not known, or leave nothing.

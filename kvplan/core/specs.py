@@ -54,12 +54,14 @@ class StateCache:
         name: What it is: the inputs of a short convolution, or a recurrent state.
         elements: Of one sequence.
         item_bits: Of one element; 16 where it is of the type that the model runs in.
+        inputs: Of a convolution, how many past ones the elements are; 0 in a state that is no such thing.
         free_type: Whether neither the config nor the family says the type, so that each engine takes its own.
     """
 
     name: str
     elements: int
     item_bits: int = 16
+    inputs: int = 0
     free_type: bool = False
 
     @property
@@ -145,6 +147,7 @@ class ModelSpec:
         context_tokens: The longest context the model was made for.
         weight_bytes: Bytes of the weights as loaded; None where nothing tells them.
         weight_evidence: How weight_bytes is known; exact from file headers, predicted from the config alone.
+        stored_weight_bytes: Bytes of the weights in a file whose quantization engines keep, of a GGUF file; None else.
         weights_unknown: Why nothing tells them; empty where something does.
         parameters: Number of parameters; None where nothing tells it.
         float_type: The 16-bit type that the model runs and caches in.
@@ -163,6 +166,7 @@ class ModelSpec:
     context_tokens: int
     weight_bytes: int | None = None
     weight_evidence: Evidence = Evidence.EXACT
+    stored_weight_bytes: int | None = None
     weights_unknown: str = ""
     parameters: int | None = None
     float_type: FloatType = FloatType.BF16

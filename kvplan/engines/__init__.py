@@ -1,6 +1,6 @@
 """The engines that kvplan plans for, one module each."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -22,13 +22,17 @@ class _Table(Mapping[str, Engine]):
     _modules: Final = {
         OWN: "kvplan.engines.kvplan",
         "vllm": "kvplan.engines.vllm_engine",
+        "llama.cpp": "kvplan.engines.llama_cpp_engine",
+        "lmdeploy": "kvplan.engines.lmdeploy_engine",
+        "transformers": "kvplan.engines.transformers_cache",
         "sglang": "kvplan.engines.sglang_engine",
         "trtllm": "kvplan.engines.trtllm_engine",
     }
     """Each has its row of the table as ENGINE."""
+    other_names: Final = {"tensorrt-llm": "trtllm", "llamacpp": "llama.cpp", "hf": "transformers"}
 
     def __getitem__(self, name: str) -> Engine:
-        row: Engine = import_module(self._modules[name]).ENGINE
+        row: Engine = import_module(self._modules[self.other_names.get(name, name)]).ENGINE
         return row
 
     def __iter__(self) -> Iterator[str]:
@@ -38,7 +42,7 @@ class _Table(Mapping[str, Engine]):
         return len(self._modules)
 
 
-ENGINES: Final[Mapping[str, Engine]] = _Table()
+ENGINES: Final = _Table()
 
 
 def find_engine(name: str | None) -> Engine:
@@ -64,9 +68,9 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
         return engine.allocate(model, format_name, setup)
     except UnsupportedFormatError as error:
         others = engines_with(format_name, engine)
-        if not others:
+        if not others or engine.has_format(format_name):  # what it refuses is this model in it
             raise
-        raise UnsupportedFormatError(error.message, where=error.where, hint=f"{', '.join(others)} has it") from error
+        raise UnsupportedFormatError(error.message, where=error.where, hint=having(others)) from error
 
 
 def read_log(text: str, name: str | None = None) -> "LogFacts | None":
@@ -91,6 +95,11 @@ def read_log(text: str, name: str | None = None) -> "LogFacts | None":
 def explain_log(facts: "LogFacts", model: ModelSpec | None) -> "tuple[Finding, ...]":
     """Return a finding for each figure of a log, in its order."""
     return tuple(sorted(ENGINES[facts.engine].explain(facts, model), key=lambda finding: finding.line))
+
+
+def having(engines: Sequence[str]) -> str:
+    """Return the sentence that says who has a format."""
+    return f"{', '.join(engines)} {'has' if len(engines) == 1 else 'have'} it"
 
 
 def engines_with(format_name: str, but: Engine) -> list[str]:

@@ -1,7 +1,7 @@
 """What kvplan knows of an engine: how it allocates, what it caches in, how it is started."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -73,6 +73,7 @@ class Engine:
         launch: Returns how it is started.
         logs: The module that reads its start-up logs and the one that explains their figures; empty where it prints
             none that is known. They are imported when a log is read.
+        dequantizes: Whether the weights of a GGUF file are made 16 bits when they are loaded.
         pairs: Whether K and V may have formats of their own, written K/V.
     """
 
@@ -84,7 +85,14 @@ class Engine:
     formats: tuple[EngineFormat, ...] = ()
     default_format: Callable[[ModelSpec], str] = run_type
     logs: tuple[str, str] | tuple[()] = ()
+    dequantizes: bool = False
     pairs: bool = False
+
+    def served(self, model: ModelSpec) -> ModelSpec:
+        """Return *model* with the weights as this engine holds them."""
+        if self.dequantizes or model.stored_weight_bytes is None:
+            return model
+        return replace(model, weight_bytes=model.stored_weight_bytes)
 
     def has_format(self, name: str) -> bool:
         """Whether it caches in the format of a name of its own, or in one that stores the same bits."""

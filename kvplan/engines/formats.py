@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from kvplan.core.allocation import Setup
-from kvplan.core.formats import REFERENCE_HEAD_DIM, FormatFacts
+from kvplan.core.formats import FORMATS, REFERENCE_HEAD_DIM, FormatFacts
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import ModelSpec
 from kvplan.engines import ENGINES, OWN, allocate
@@ -22,7 +22,7 @@ def engine_facts(model: ModelSpec | None = None) -> Iterator[FormatFacts]:
     """Yield the facts of the formats that an engine has and kvplan has no kernels for, for *model* where given."""
     for engine in ENGINES.values():
         for form in engine.formats:
-            if form.quantized and not form.same_as:
+            if form.quantized and form.same_as not in FORMATS:
                 yield _facts(engine, form, model)
 
 

@@ -132,4 +132,6 @@ def launch(setting: Launch) -> LaunchText:
     return LaunchText(command=f'Runtime(loaded, parse("{setting.format}"), {held}{chosen})')
 
 
-ENGINE: Final = Engine(name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch)
+ENGINE: Final = Engine(
+    dequantizes=True, name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch
+)

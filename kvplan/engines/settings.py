@@ -1,6 +1,7 @@
 """An engine's formats as settings that a plan chooses among."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 from kvplan.core.allocation import Allocation, Setup
@@ -12,7 +13,7 @@ from kvplan.core.packing import EngineFormat
 from kvplan.core.settings import Setting
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Search, Workload
-from kvplan.engines import allocate, engines_with
+from kvplan.engines import allocate, engines_with, having
 from kvplan.engines.engine import Engine
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.layout import Order
@@ -62,11 +63,22 @@ def _names(engine: Engine, workload: Workload, model: ModelSpec) -> Sequence[str
 def _named(engine: Engine, name: str) -> EngineFormat:
     """Return the engine's format of its own name or kvplan's; of several that kvplan's could mean, the first."""
     word = name.removeprefix(f"{engine.name}:")
+    key, slash, value = word.partition("/")
+    if slash and engine.pairs:
+        return _pair(_named(engine, key), _named(engine, value))
     for form in engine.formats:
         if word in (form.name, form.same_as, form.like, *form.aliases):
             return form
-    message = f"{engine.title} has no cache format {name!r}"
-    raise UnsupportedFormatError(message, hint=f"{', '.join(engines_with(name, engine))} has it")
+    others = engines_with(name, engine)
+    hint = having(others) if others else f"it has {', '.join(form.name for form in engine.formats)}"
+    raise UnsupportedFormatError(f"{engine.title} has no cache format {name!r}", hint=hint)
+
+
+def _pair(key: EngineFormat, value: EngineFormat) -> EngineFormat:
+    """Return the format that stores K as the one and V as the other; no figures stand for it."""
+    if key is value:
+        return key
+    return replace(key, name=f"{key.name}/{value.name}", value=value.value, same_as="", like="", aliases=())
 
 
 def _check_device(form: EngineFormat, device: str) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from itertools import chain, pairwise
 from typing import Final
 
-from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Setup
+from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Setup, Term
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
 from kvplan.engines.engine import (
@@ -25,12 +25,13 @@ from kvplan.engines.engine import (
     refuse_layer,
     run_type,
 )  # fmt: skip
+from kvplan.engines.vllm_compressed import allocate_compressed, is_compressed
 from kvplan.engines.vllm_formats import BOUNDARY_LAYERS, FORMATS, SPARSE_LATENT
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
-from kvplan_kernels.layout import ceil_div, round_up
+from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, ceil_div, round_up
 
 NAME: Final = "vllm"
-RULES: Final = "0.26"
+RULES: Final = "0.25"
 BATCHED_TOKENS: Final = 8192
 """Of the API server on devices of 70 GiB and more; 2,048 on smaller ones (vllm/engine/arg_utils.py)."""
 HYBRID_OFF: Final = "disable-hybrid-kv-cache-manager"
@@ -38,7 +39,7 @@ _BLOCK_TOKENS: Final = 16
 _LATENT_BLOCK_TOKENS: Final = 64
 _INDEXER_BYTES_OF_128: Final = 132
 """128 keys in 8 bits with a float32 scale (vllm/v1/attention/backends/mla/indexer.py)."""
-_IN_FLIGHT_DOUBLED: Final = (0, 27)
+_IN_FLIGHT_DOUBLED: Final = (0, 26)
 """The release from which blocks are freed a step later, with asynchronous scheduling, which is the default."""
 _GROWTH: Final = 1.5
 """Groups are of the smallest kind's size, or of the largest's where that has less than so many times its layers."""
@@ -78,6 +79,25 @@ Placed = tuple[int, _Page]
 """A page with the number of its layer."""
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BlockPool(GroupedAllocation):
+    """A pool of which one block is kept empty: it stands for those that windows gave back."""
+
+    @property
+    def beside(self) -> tuple[Term, ...]:
+        """The null block, and the block tables of as many sequences as were said (vllm/v1/worker/block_table.py)."""
+        size = self.groups[0].bytes_per_block
+        null = Term("null block", size, "one block of the pool holds nothing")
+        if self.setup.sequences is None:
+            return (null,)
+        context, count = self.setup.context_tokens, self.setup.sequences
+        columns = sum(ceil_div(context, group.units_per_block) for group in self.groups if group.block_tokens)
+        states = sum(group.block_tokens is None for group in self.groups)
+        entries = count * (columns + states)
+        formula = f"{entries} entries of {BLOCK_TABLE_ENTRY_BYTES} B for {count} sequences, not in the pool"
+        return (null, Term("block tables", entries * BLOCK_TABLE_ENTRY_BYTES, formula))
+
+
 def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocation:
     """Return vLLM's allocation on the pipeline stage whose blocks are largest.
 
@@ -88,6 +108,8 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
     """
     form = find_format(NAME, FORMATS, format_name)
     layers = _layers(model, setup)
+    if is_compressed(layers):
+        return allocate_compressed(model, form, setup, in_flight_tokens(setup))
     if not _hybrid(setup, layers):
         layers = [_whole(layer) for layer in layers]
     block_tokens = _attention_block_tokens(model, form, setup, layers)
@@ -103,7 +125,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
     tables = _grouped(placed)
     stages = [_stage(tables, stage) for stage in _stages(model, setup, len(layers))]
     binding = max(stages, key=lambda groups: groups[0].bytes_per_block)
-    return GroupedAllocation(groups=binding, setup=setup, notes=_notes(setup, layers))
+    return BlockPool(groups=binding, setup=setup, notes=_notes(setup, layers))
 
 
 def _layers(model: ModelSpec, setup: Setup) -> list[LayerSpec]:
@@ -326,7 +348,7 @@ def _notes(setup: Setup, layers: Sequence[LayerSpec]) -> tuple[str, ...]:
         )
     if windows and setup.version is None:
         notes.append(
-            "from 0.27 vLLM keeps two batches in flight with asynchronous scheduling: --engine-version 0.27 counts so"
+            "from 0.26 vLLM keeps two batches in flight with asynchronous scheduling: --engine-version 0.26 counts so"
         )
     if any(layer.kind is LayerKind.FULL and layer.window_tokens for layer in layers):
         notes.append("vLLM keeps every token of these windows: its hybrid manager is off")
@@ -365,6 +387,6 @@ _FLAG_VALUES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def default_format(model: ModelSpec) -> str:
-    """Return what `auto` is: 8 bits for sparse MLA (vllm/model_executor/models/config.py), else the run's type."""
-    sparse = any(layer.sides and layer.kind is LayerKind.LATENT for layer in model.layers)
+    """Return what `auto` is: 8 bits for sparse attention (vllm `models/config.py`), else the run's type."""
+    sparse = any(layer.sides for layer in model.layers)
     return SPARSE_LATENT if sparse else run_type(model)

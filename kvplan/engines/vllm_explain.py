@@ -162,14 +162,14 @@ def _flight(facts: LogFacts, model: ModelSpec) -> list[_Choice]:
     windows = any(layer.kind is LayerKind.SLIDING for layer in model.layers)
     if not windows or facts.setup.version:
         return [("", {})]
-    return [("", {}), ("two batches are in flight: asynchronous scheduling, from 0.27", {"version": (0, 27)})]
+    return [("", {}), ("two batches are in flight: asynchronous scheduling, from 0.26", {"version": (0, 26)})]
 
 
 def _expected(allocation: GroupedAllocation, facts: LogFacts, what: str) -> tuple[float, float] | None:
     """Return the band in which the figure must lie; None where the log lacks what it follows from."""
     context = allocation.setup.context_tokens
     if what == "needed for a sequence":
-        need = allocation.sequence_bytes(context)
+        need = allocation.charged_bytes(context)
         return need, need
     if what == "attention block size":
         sizes = {float(group.block_tokens) for group in allocation.groups if group.block_tokens}
@@ -182,12 +182,17 @@ def _expected(allocation: GroupedAllocation, facts: LogFacts, what: str) -> tupl
     if what == "blocks":
         return blocks
     if what == "estimated maximum model length":
-        longest = [_longest(allocation, count) for count in blocks]
-        return longest[0], longest[1]
-    each = allocation.sequence_blocks(context)
+        return _longest_band(allocation, facts, blocks)
     if what == "maximum concurrency":
+        each = _blocks_each(allocation)
         return blocks[0] / each, blocks[1] / each
     return _token_band(allocation, facts, blocks)
+
+
+def _blocks_each(allocation: GroupedAllocation) -> float:
+    """Return the blocks that a sequence of the context is taken to need when concurrency is printed."""
+    size = allocation.groups[0].bytes_per_block
+    return 1e6 / allocation.capacity(int(1e6 * size)).max_concurrency
 
 
 def _padding_layers(allocation: GroupedAllocation) -> tuple[float, float]:
@@ -212,17 +217,25 @@ def _block_band(allocation: GroupedAllocation, facts: LogFacts) -> tuple[float, 
     return None if blocks is None else (blocks.value, blocks.value)
 
 
-def _longest(allocation: GroupedAllocation, blocks: float) -> float:
+def _longest_band(allocation: GroupedAllocation, facts: LogFacts, blocks: tuple[float, float]) -> tuple[float, float]:
+    available = facts.least("available")
+    size = allocation.groups[0].bytes_per_block
+    rooms = (available.low, available.high) if available else tuple(count * size for count in blocks)
+    longest = [_longest(allocation, room) for room in rooms]
+    return longest[0], longest[1]
+
+
+def _longest(allocation: GroupedAllocation, room_bytes: float) -> float:
     low, high = 0, allocation.setup.context_tokens + 1
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if allocation.sequence_blocks(middle) <= blocks else (low, middle)
+        low, high = (middle, high) if allocation.charged_bytes(middle) <= room_bytes else (low, middle)
     return float(low)
 
 
 def _token_band(allocation: GroupedAllocation, facts: LogFacts, blocks: tuple[float, float]) -> tuple[float, float]:
     """Return the tokens of a pool by the formula that was printed: of either era, the one that concurrency belies."""
-    context, each = allocation.setup.context_tokens, allocation.sequence_blocks(allocation.setup.context_tokens)
+    context, each = allocation.setup.context_tokens, _blocks_each(allocation)
     if _by_groups(allocation, facts):
         smallest = min(group.block_tokens for group in allocation.groups if group.block_tokens)
         counts = [count // len(allocation.groups) * smallest for count in blocks]
@@ -267,7 +280,7 @@ def _misleading(case: _Case, facts: LogFacts, reason: str) -> str:
     allocation = case.allocation
     context = allocation.setup.context_tokens
     blocks = _block_band(allocation, facts)
-    held = "" if blocks is None else f"{int(blocks[1] / allocation.sequence_blocks(context) * context):,}"
+    held = "" if blocks is None else f"{int(blocks[1] / _blocks_each(allocation) * context):,}"
     text = f"derived from concurrency x {context:,} tokens: it changes with the context"
     if _by_groups(allocation, facts):
         text = f"blocks over {len(allocation.groups)} groups; at {context:,} tokens a sequence the pool holds {held}"

@@ -22,7 +22,8 @@ def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
     ]
     per_model = any(fact.bytes_per_token is not None for fact in facts)
     table = plain_table([*heads, *([("a token", True)] if per_model else []), ("source", False)])
-    table.columns[-1].no_wrap = False
+    for column in table.columns:
+        column.no_wrap = column.header not in ("engines", "source")
     for fact in facts:
         fused = ", ".join(device for device, there in fact.fused.items() if there) or "-"
         grown = [] if not per_model else [format_bytes(fact.bytes_per_token) if fact.bytes_per_token else "-"]

@@ -99,13 +99,14 @@ def _whole(value: Any) -> Any:
 
 def _size(size: CacheSize) -> dict[str, object]:
     parts = {
-        "allocated": size.allocated, "terms": size.terms, "capacity": size.capacity, "memory": size.pool,
+        "logical": size.logical, "allocated": size.allocated,
+        "terms": size.terms, "beside": size.beside, "capacity": size.capacity, "memory": size.pool,
         "notes": size.notes, "reason": size.reason,
     }  # fmt: skip
     return {
         "model": size.model, "format": size.format, "engine": size.engine, "tp": size.setup.tensor_parallel,
         "pp": size.setup.pipeline_parallel, "context": size.context_tokens, "evidence": "exact",
-        "logical": size.logical, **{key: part for key, part in parts.items() if part},
+        **{key: part for key, part in parts.items() if part},
     }  # fmt: skip
 
 

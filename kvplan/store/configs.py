@@ -63,7 +63,7 @@ def read_geometry(config: Mapping[str, Any], where: str) -> Geometry:
     return Geometry(
         architecture=_name(config, inner, architecture),
         layers=layers,
-        query_heads=keys.size(*HEADS) if attends else 0,
+        query_heads=_query_heads(keys) if attends else 0,
         hidden_size=keys.size(*HIDDEN),
         vocab_size=keys.size(*VOCAB),
         context_tokens=keys.size(*CONTEXT) if attends else context,
@@ -71,6 +71,16 @@ def read_geometry(config: Mapping[str, Any], where: str) -> Geometry:
         tied=_tied(config, inner, architecture),
         draft_layers=rule.drafts(keys) if rule.drafts else (),
     )
+
+
+def _query_heads(keys: Keys) -> int:
+    """Return the query heads of a layer, the most of any where each has its own number."""
+    listed: Any = keys.get("num_query_heads")
+    if not isinstance(listed, list):
+        return keys.size(*HEADS)
+    if not listed or not all(type(heads) is int and heads > 0 for heads in listed):
+        raise keys.wrong("num_query_heads must be a list of numbers, one a layer")
+    return int(max(listed))
 
 
 def language_keys(config: Mapping[str, Any], where: str) -> Keys:
@@ -90,13 +100,17 @@ def _language_model(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _model_type(config: Mapping[str, Any], inner: Mapping[str, Any], where: str) -> str:
-    """Return the language model's type; one that a nested config leaves out is the class that the outer type names."""
+    """Return the language model's type; one that a nested config leaves out is the class that the outer type names.
+
+    Older configs of models that see have the language model's keys beside `vision_config`, under the outer type.
+    """
     stated = inner.get("model_type")
     if stated is None and inner is not config:
         stated = config.get("model_type")
-        stated = f"{stated}_text" if f"{stated}_text" in ARCHITECTURES else stated
     if not isinstance(stated, str):
         raise InputError("has no model_type", where=where, hint="a model's config.json names its model_type")
+    if stated not in ARCHITECTURES and f"{stated}_text" in ARCHITECTURES:
+        return f"{stated}_text"
     return stated
 
 
@@ -138,7 +152,7 @@ def _float_type(config: Mapping[str, Any], keys: Keys) -> FloatType:
 
 def _tied(config: Mapping[str, Any], inner: Mapping[str, Any], architecture: Architecture) -> bool:
     for values in (config, inner):
-        stated = values.get("tie_word_embeddings")
+        stated = values.get("tie_word_embeddings", values.get("share_input_output_layers"))
         if isinstance(stated, bool):
             return stated
     return architecture.tied

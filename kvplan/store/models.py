@@ -250,4 +250,10 @@ def _from_gguf(name: str, path: Path) -> ModelSpec:
     if not parameters:
         raise InputError("holds no weights", where=str(path), hint="give the GGUF file of the model itself")
     spec = _spec(name, geometry, sha256(header.header_bytes).hexdigest())
-    return replace(spec, parameters=parameters, weight_bytes=parameters * FLOAT_BYTES, float_type=FloatType.BF16)
+    return replace(
+        spec,
+        parameters=parameters,
+        weight_bytes=parameters * FLOAT_BYTES,
+        stored_weight_bytes=sum(tensor.nbytes for tensor in header.tensors),
+        float_type=FloatType.BF16,
+    )

@@ -7,7 +7,7 @@ what is before the language model's own name left away, for each library writes 
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from kvplan.core.weights import FLOAT16, Weight, WeightFormat, WeightKind
@@ -99,9 +99,10 @@ class Quantization:
         kinds: What `rest` converts.
     """
 
-    kept: ModuleNames = ModuleNames(())
+    kept: ModuleNames = field(default_factory=lambda: ModuleNames(()))
     named: tuple[tuple[ModuleNames, WeightFormat], ...] = ()
     rest: WeightFormat | None = None
+    experts: WeightFormat | None = None
     kinds: tuple[WeightKind, ...] = _CONVERTED
 
     def format_of(self, weight: Weight) -> WeightFormat:
@@ -111,6 +112,8 @@ class Quantization:
         for names, form in self.named:
             if weight.name in names:
                 return form
+        if self.experts is not None and weight.kind is WeightKind.EXPERT:
+            return self.experts
         return self.rest if self.rest is not None and weight.kind in self.kinds else FLOAT16
 
 
@@ -121,6 +124,16 @@ def read_quantization(config: Mapping[str, Any], keys: Keys) -> Quantization:
         UnsupportedModelError: The method is unknown, or a part of it.
         InputError: A value cannot be.
     """
+    found = _stated(config, keys)
+    experts = keys.get("expert_dtype")
+    if experts in (None, "fp8", "bfloat16"):
+        return found
+    if experts != "fp4":
+        raise keys.unsupported("expert_dtype", f"experts in {str(experts)[:60]!r}")
+    return replace(found, experts=_MXFP4)  # DeepSeek V4: groups of 32 (vllm, models/deepseek_v4)
+
+
+def _stated(config: Mapping[str, Any], keys: Keys) -> Quantization:
     outer = Keys(config, keys.where, keys.type, keys.architecture)
     for holder in (outer, keys):
         for key in ("quantization_config", "compression_config"):
@@ -158,13 +171,15 @@ def _compiled(keys: Keys, patterns: Iterable[str]) -> ModuleNames:
 def _fp8(keys: Keys) -> Quantization:
     """Return fp8 in blocks or with one scale a matrix; lists of single layers beside make it Model Optimizer's."""
     blocks = keys.get("weight_block_size")
-    form = _PER_MATRIX
-    if blocks is not None:
-        if not isinstance(blocks, list) or len(blocks) != 2 or not all(type(n) is int and n > 0 for n in blocks):
-            raise keys.wrong(f"weight_block_size is {str(blocks)[:60]!r}", "it is two numbers of features")
-        form = _blocks(*blocks)
+    form = _PER_MATRIX if blocks is None else _block_format(keys, "weight_block_size", blocks)
     kept = _names(keys, "modules_to_not_convert", "ignored_layers")
     return Quantization(kept=kept, named=_quantized_layers(keys), rest=form)
+
+
+def _block_format(keys: Keys, key: str, blocks: Any) -> WeightFormat:
+    if not isinstance(blocks, list) or len(blocks) != 2 or not all(type(n) is int and n > 0 for n in blocks):
+        raise keys.wrong(f"{key} is {str(blocks)[:60]!r}", "it is two numbers of features")
+    return _blocks(*blocks)
 
 
 def _row_fp8(keys: Keys) -> Quantization:
@@ -185,7 +200,7 @@ def _quantized_layers(keys: Keys) -> tuple[tuple[ModuleNames, WeightFormat], ...
 
 
 def _algorithm(keys: Keys, name: Any) -> WeightFormat:
-    if name not in _ALGORITHMS:
+    if not isinstance(name, str) or name not in _ALGORITHMS:
         raise keys.unsupported("quant_algo", f"weights stored by {str(name)[:60]!r}")
     return _ALGORITHMS[name]
 
@@ -227,8 +242,7 @@ def _scheme(keys: Keys, weights: Any) -> WeightFormat:
         return _MXFP4 if group == 32 else _NVFP4
     if bits == 8 and strategy == "block":
         blocks = weights.get("block_structure")
-        high, wide = blocks if isinstance(blocks, list) and len(blocks) == 2 else (128, 128)
-        return _blocks(high, wide)
+        return _block_format(keys, "block_structure", blocks) if blocks else _blocks(128, 128)
     if bits == 8 and strategy in ("channel", "tensor"):
         return _PER_ROW if strategy == "channel" else _PER_MATRIX
     if kind == "int" and bits in (4, 8) and strategy in ("group", "channel"):

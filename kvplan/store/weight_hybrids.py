@@ -7,10 +7,12 @@ from typing import Final
 from kvplan.core.weights import Weight
 from kvplan.store.weight_mixers import (
     gated_delta,
+    gated_recurrence,
     kimi_delta,
     lightning,
     mamba,
     mamba2,
+    old_rwkv,
     olmo_delta,
     short_convolution,
 )
@@ -60,7 +62,7 @@ _ATTENTION: Final = attention(bias=ATTENTION_BIAS)
 
 
 def _jamba_experts(place: Place) -> bool:
-    period, offset = place.number(2, "expert_layer_period"), place.number(1, "expert_layer_offset")
+    period, offset = place.positive(2, "expert_layer_period"), place.number(1, "expert_layer_offset")
     return place.number(16, "num_experts") > 1 and place.index % period == offset
 
 
@@ -146,12 +148,10 @@ def _lfm_width(place: Place) -> int:
     wide = place.keys.size("intermediate_size", "block_ff_dim")
     if not place.flag(("block_auto_adjust_ff_dim", True)):
         return wide
-    factor = place.keys.get("block_ffn_dim_multiplier") if "block_ffn_dim_multiplier" in place.keys else 1.0
-    wide, step = int(2 * wide / 3), place.number(256, "block_multiple_of")
+    factor = place.factor(1.0, "block_ffn_dim_multiplier")
+    wide, step = int(2 * wide / 3), place.positive(256, "block_multiple_of")
     if factor is None:
         return wide
-    if not isinstance(factor, int | float):
-        raise place.keys.wrong(f"block_ffn_dim_multiplier is {str(factor)[:60]!r}", "it is a number")
     return -(-int(factor * wide) // step) * step
 
 
@@ -171,9 +171,30 @@ _MINIMAX: Final = decoder(
     experts("block_sparse_moe", count="num_local_experts", width="intermediate_size", names=("w1", "w3", "w2")),
 )
 
+
+def _kimi_refusals(place: Place) -> list[Weight]:
+    """Raise UnsupportedModelError for what Kimi K3 adds to Kimi Linear."""
+    for key in ("routed_expert_hidden_size", "mla_use_output_gate", "attn_res_block_size"):
+        if place.keys.get(key):
+            raise place.keys.unsupported(key, "matrices that Kimi Linear does not have")
+    return []
+
+
+def _halved(place: Place) -> int:
+    return max(1, place.width("intermediate_size") // 2)
+
+
+_GRIFFIN: Final = decoder(
+    where(attends, attention("temporal_block", bias=ATTENTION_BIAS, out_bias=True), gated_recurrence()),
+    feed_forward("mlp_block", width=_halved, bias=True), norm=norms("temporal_pre_norm", "channel_pre_norm"),
+    outer=parts(embedding(), norms("final_norm")),
+)  # fmt: skip
+
+
 HYBRIDS: Final[dict[str, WeightRule]] = {
     "bamba": decoder(where(attends, _ATTENTION, _mixer()), _FEED, norm=_FF_NORMS, outer=_FF_OUTER),
-    "falcon_h1": decoder(_ATTENTION, _mixer(("mamba_rms_norm", False), ("projectors_bias", False)), _FEED, norm=_FF_NORMS, outer=_FF_OUTER),
+    "falcon_h1": decoder(_ATTENTION, _mixer(("mamba_rms_norm", False), ("projectors_bias", False)), _FEED,
+                         norm=_FF_NORMS, outer=_FF_OUTER),
     "falcon_mamba": _MAMBA_ONLY,
     "granitemoehybrid": decoder(
         where(attends, _ATTENTION, _mixer()),
@@ -189,6 +210,7 @@ HYBRIDS: Final[dict[str, WeightRule]] = {
               feed_forward("feed_forward")),
         norm=_FF_NORMS, outer=_FF_OUTER),
     "kimi_linear": decoder(
+        _kimi_refusals,
         where(attends, latent_attention(), kimi_delta()),
         where(dense_first(1), parts(
             experts(count=NUMBERED, corrected=True), shared_experts("num_shared_experts", 1)), MLP)),
@@ -204,6 +226,9 @@ HYBRIDS: Final[dict[str, WeightRule]] = {
     "nemotron_h": WeightRule(layer=_nemotron_layer, outer=parts(embedding("embeddings"), norms("norm_f")),
                              draft=_nemotron_draft, draft_stem="mtp.layers"),
     "olmo_hybrid": decoder(where(attends, attention(bias=ATTENTION_BIAS, wide_norms=True), olmo_delta()), MLP),
+    "recurrent_gemma": _GRIFFIN,
+    "rwkv": WeightRule(layer=old_rwkv(), outer=parts(embedding("embeddings"), norms("ln_out", bias=True)),
+                       stem="blocks", head="head"),
     "qwen3_5_moe_text": _delta(*_INPUTS, feed=_ALL_MOE),
     "qwen3_5_text": _delta(*_INPUTS, feed=MLP),
     "qwen3_next": _delta("in_proj_qkvz", "in_proj_ba", feed=_QWEN_MOE),

@@ -40,6 +40,7 @@ from kvplan.store.weight_rules import (
     OUTER,
     OUTER_BIASED,
     TWO_BIASED,
+    TWO_NORMS,
     WeightRule,
     decoder,
 )
@@ -65,7 +66,9 @@ def deepseek(attend: Part, *, first: int, shared: int | None = 1, extra: Part | 
 def in_steps(place: Place) -> bool:
     """Whether a layer of Qwen's has experts: one in each `decoder_sparse_step`, but those of `mlp_only_layers`."""
     left_out = place.keys.get("mlp_only_layers") or []
-    return place.index not in left_out and (place.index + 1) % place.number(1, "decoder_sparse_step") == 0
+    if not isinstance(left_out, list):
+        raise place.keys.wrong("mlp_only_layers must be a list of layer numbers")
+    return place.index not in left_out and (place.index + 1) % place.positive(1, "decoder_sparse_step") == 0
 
 
 def gated_shared(place: Place) -> Iterator[Weight]:
@@ -79,7 +82,7 @@ def _ernie_experts(place: Place) -> bool:
     last = place.number(None, "num_hidden_layers") - 1
     stated = place.keys.get("moe_layer_end_index")
     end = last if stated in (None, -1) else place.number(last, "moe_layer_end_index")
-    start, every = place.number(1, "moe_layer_start_index"), place.number(1, "moe_layer_interval")
+    start, every = place.number(1, "moe_layer_start_index"), place.positive(1, "moe_layer_interval")
     return (place.index + 1) % every == 0 and start <= place.index <= end
 
 
@@ -98,7 +101,7 @@ def _llama4_experts(place: Place) -> bool:
     listed = place.keys.get("moe_layers")
     if isinstance(listed, list) and listed:
         return place.index in listed
-    return (place.index + 1) % place.number(1, "interleave_moe_layer_step") == 0
+    return (place.index + 1) % place.positive(1, "interleave_moe_layer_step") == 0
 
 
 def _one_number(place: Place) -> list[Weight]:
@@ -142,7 +145,7 @@ def _has_inputs(place: Place) -> bool:
 
 def _altup(place: Place) -> Iterator[Weight]:
     """Return what Gemma 3n's layers have to mix their inputs (arXiv 2301.13310), and their low-rank residual."""
-    many, rank, hidden = place.number(4, "altup_num_inputs"), place.number(64, "laurel_rank"), place.hidden
+    many, rank, hidden = place.positive(4, "altup_num_inputs"), place.positive(64, "laurel_rank"), place.hidden
     yield other(place, "altup", many * many * (1 + many) + many * hidden + 2 * hidden)
     yield from linear(place, "laurel.linear_left", rank, hidden)
     yield from linear(place, "laurel.linear_right", hidden, rank)
@@ -150,7 +153,7 @@ def _altup(place: Place) -> Iterator[Weight]:
 
 
 def _altup_outer(place: Place) -> Iterator[Weight]:
-    copies = 2 * (place.number(4, "altup_num_inputs") - 1)
+    copies = 2 * (place.positive(4, "altup_num_inputs") - 1)
     yield from _gemma_outer(place)
     yield from linear(place, "altup_projections.0", place.hidden, place.hidden, copies=copies)
 
@@ -219,6 +222,8 @@ def _step_experts(place: Place) -> bool:
     if place.keys.get("mlp_layer_types") is not None:
         return dense_first(0)(place)
     listed = place.keys.get("moe_layers_enum")
+    if listed is None and place.keys.get("first_k_dense_replace") is not None:
+        return dense_first(0)(place)
     items = listed.split(",") if isinstance(listed, str) else listed
     if not isinstance(items, list) or not all(str(item).strip().isdecimal() for item in items):
         raise place.keys.wrong("moe_layers_enum must be a list of layer numbers", "it says which layers have experts")
@@ -226,7 +231,9 @@ def _step_experts(place: Place) -> bool:
 
 
 _STEP_MOE: Final = parts(
-    experts("moe", count=first_of("moe_num_experts", "n_routed_experts", "num_local_experts"), corrected=True),
+    experts(
+        "moe", count=first_of("moe_num_experts", "n_routed_experts", "num_local_experts", "num_experts"), corrected=True
+    ),
     feed_forward("share_expert", width="share_expert_dim", bias=MLP_BIAS),
 )
 
@@ -264,20 +271,24 @@ def _compressor(place: Place, wide: int, ratio: int, norm: int) -> Iterator[Weig
 def _v4_choice(place: Place) -> list[Weight]:
     """Return what chooses experts: in the first layers a table from tokens, in others a term for each expert."""
     listed = place.keys.listed("mlp_layer_types", {"hash_moe": True, "moe": False})
-    hashed = place.index < place.number(3, "num_hash_layers") if listed is None else listed[place.index]
+    hashed = (
+        place.index < place.number(3, "num_hash_layers")
+        if listed is None
+        else any(listed[place.index : place.index + 1])
+    )
     table = place.width(vocabulary) * place.keys.size("num_experts_per_tok")
     return [other(place, "ffn.gate", table if hashed else place.width(ROUTED))]
 
 
 def _hyper(place: Place) -> list[Weight]:
     """Return the hyper-connections (arXiv 2409.19606) around both halves of a layer."""
-    many = place.number(4, "hc_mult")
+    many = place.positive(4, "hc_mult")
     wide = (2 + many) * many
     return [other(place, "hc", wide * (many * place.hidden + 1) + 3, copies=2)]
 
 
 def _hyper_head(place: Place) -> list[Weight]:
-    many = place.number(4, "hc_mult")
+    many = place.positive(4, "hc_mult")
     return [other(place, "hc_head", many * (many * place.hidden + 1) + 1)]
 
 
@@ -323,6 +334,10 @@ _MINIMAX: Final = experts(
 )
 _V3: Final = deepseek(_MLA, first=3)
 _QWEN_MOE: Final = experts(count=NUMBERED)
+_CORRECTED_MOE: Final = parts(experts(count=NUMBERED, corrected=True), shared_experts("num_shared_experts", 1))
+_STEP: Final = decoder(
+    within("self_attn", _step_attention), where(_step_experts, _STEP_MOE, feed_forward(bias=MLP_BIAS))
+)
 _AX_NORM: Final = norms("post_mlp_layernorm")
 
 
@@ -338,7 +353,21 @@ def _aria_shared(place: Place) -> int:
     return place.number(2, "moe_num_shared_experts") * place.keys.size("intermediate_size")
 
 
+def _afmoe_gate(place: Place) -> Iterator[Weight]:
+    yield from linear(place, "self_attn.gate_proj", place.heads * place.spec.head_dim, place.hidden)
+
+
+def _after_dense(place: Place) -> bool:
+    return place.index >= place.number(1, "num_dense_layers")
+
+
+_AFMOE: Final = parts(
+    experts(count=NUMBERED, router="router.gate", corrected=True), shared_experts("num_shared_experts", 2)
+)
+
 MIXTURES: Final[dict[str, WeightRule]] = {
+    "afmoe": decoder(_NORMED, _afmoe_gate, where(_after_dense, _AFMOE, MLP),
+                     norm=parts(TWO_NORMS, norms("pre_mlp_layernorm", "post_mlp_layernorm"))),
     "aria_text": decoder(
         _BIASED, experts(count="moe_num_experts", width="intermediate_size", router="router"),
         feed_forward("mlp.shared_experts", width=_aria_shared, bias=MLP_BIAS)),
@@ -365,7 +394,7 @@ MIXTURES: Final[dict[str, WeightRule]] = {
         head_bias=_ERNIE_BIAS),
     "exaone_moe": decoder(
         attention(head_norms=True),
-        where(dense_first(1), parts(experts(count=NUMBERED, corrected=True), shared_experts("num_shared_experts", 1)), MLP)),
+        where(dense_first(1), _CORRECTED_MOE, MLP)),
     "flex_olmo": decoder(attention(bias=ATTENTION_BIAS, wide_norms=True),
                          experts(count=NUMBERED, width="intermediate_size"), norm=AFTER_NORMS),
     "gemma3n_text": decoder(
@@ -373,7 +402,11 @@ MIXTURES: Final[dict[str, WeightRule]] = {
         norm=FOUR_NORMS, outer=_altup_outer),
     "gemma4_text": decoder(
         attention(bias=ATTENTION_BIAS, head_norms=True, own_v=_gemma4_own_v), feed_forward(width=_gemma4_width),
-        where(_has_inputs, _gemma_inputs), _scalar, where(said(("enable_moe_block", False)), _gemma4_experts), norm=FOUR_NORMS, outer=_gemma_outer),
+        where(_has_inputs, _gemma_inputs), where(said(("enable_moe_block", False)), _gemma4_experts), _scalar,
+        norm=FOUR_NORMS, outer=_gemma_outer),
+    "gemma4_unified_text": decoder(
+        attention(bias=ATTENTION_BIAS, head_norms=True, own_v=_gemma4_own_v), feed_forward(width=_gemma4_width),
+        _scalar, norm=FOUR_NORMS),
     "glm4_moe": deepseek(attention(bias=ATTENTION_BIAS, out_bias=False, head_norms=("use_qk_norm", False)), first=1),
     "glm4_moe_lite": deepseek(_MLA, first=1),
     "glm_moe_dsa": _V3,
@@ -384,6 +417,9 @@ MIXTURES: Final[dict[str, WeightRule]] = {
     "granitemoe": decoder(_BIASED, _GRANITE),
     "granitemoe_swa": decoder(attention(bias=ATTENTION_BIAS, sinks=True), _GRANITE, granite_shared),
     "granitemoeshared": decoder(_BIASED, _GRANITE, granite_shared),
+    "hy_v3": decoder(_NORMED, where(
+        dense_first(1), parts(experts(count=NUMBERED, corrected=True),
+                              shared_experts("num_shared_experts", 1, bias=MLP_BIAS)), feed_forward(bias=MLP_BIAS))),
     "hunyuan_v1_moe": decoder(_NORMED, _one_number, experts(
         count=lambda place: _first(place, "num_experts"), width="intermediate_size", router="gate.wg"),
         feed_forward("mlp.shared_mlp")),
@@ -395,10 +431,13 @@ MIXTURES: Final[dict[str, WeightRule]] = {
                   feed_forward("feed_forward.shared_expert")),
             feed_forward("feed_forward", width="intermediate_size_mlp"))),
     "longcat_flash": WeightRule(layer=_longcat, outer=OUTER, per_block=2),
+    "mellum": decoder(_NORMED, where(dense_first(0), experts(count=NUMBERED), MLP)),
     "mimo_v2_flash": decoder(attention(bias=ATTENTION_BIAS, out_bias=False), _sinks,
                              where(dense_first(1), experts(count=ROUTED, corrected=True), MLP)),
     "minicpm3": decoder(_MLA, feed_forward(bias=MLP_BIAS)),
     "minimax_m2": decoder(attention(wide_norms=True), _MINIMAX),
+    "mistral4": decoder(
+        _MLA, where(dense_first(0), parts(experts(count=ROUTED), shared_experts("n_shared_experts", 1)), MLP)),
     "mixtral": decoder(attention(), _MIXTRAL),
     "olmoe": decoder(attention(bias=ATTENTION_BIAS, wide_norms=True),
                      experts(count=NUMBERED, width="intermediate_size")),
@@ -410,9 +449,10 @@ MIXTURES: Final[dict[str, WeightRule]] = {
     "qwen3_vl_moe_text": decoder(_NORMED, where(in_steps, _QWEN_MOE, MLP)),
     "sarvam_mla": deepseek(_MLA, first=1),
     "sarvam_moe": deepseek(attention(bias=ATTENTION_BIAS, out_bias=False, head_norms=("use_qk_norm", True)), first=1),
-    "solar_open": decoder(attention(bias=ATTENTION_BIAS, out_bias=False), experts(count=ROUTED, corrected=True), shared_experts("n_shared_experts", 1)),
-    "step3p5": decoder(within("self_attn", _step_attention), where(_step_experts, _STEP_MOE, feed_forward(bias=MLP_BIAS))),
-    "step3p7": decoder(within("self_attn", _step_attention), where(_step_experts, _STEP_MOE, feed_forward(bias=MLP_BIAS))),
+    "solar_open": decoder(attention(bias=ATTENTION_BIAS, out_bias=False), experts(count=ROUTED, corrected=True),
+                          shared_experts("n_shared_experts", 1)),
+    "step3p5": _STEP,
+    "step3p7": _STEP,
     "youtu": decoder(_MLA, MLP),
 }  # fmt: skip
 """By the config's `model_type`."""

@@ -16,6 +16,7 @@ from kvplan.store.keys import HEADS, HIDDEN, Keys
 
 Flag = bool | tuple[str, bool] | Callable[["Place"], bool]
 """Always so, or as the config's key says, with what its class takes where the key is left out; or as a test says."""
+FACTOR_MAX = 1000
 Width = str | Callable[["Place"], int]
 
 
@@ -55,6 +56,17 @@ class Place:
         """Return the first of the keys that is set, else *default*; InputError where that is None."""
         found = self.keys.count(*names, required=default is None)
         return found if found is not None else default or 0
+
+    def positive(self, default: int, *names: str) -> int:
+        """Return the first of the keys that is set, else *default*; InputError where it is 0."""
+        return self.keys.size(*names) if any(self.keys.get(name) is not None for name in names) else default
+
+    def factor(self, default: float | None, name: str) -> float | None:
+        """Return what *name* says times something, *default* where it is left out; None where it is null."""
+        value = self.keys.get(name) if name in self.keys else default
+        if value is not None and not (isinstance(value, int | float) and 0 < value < FACTOR_MAX):
+            raise self.keys.wrong(f"{name} is {str(value)[:60]!r}", f"it is a number up to {FACTOR_MAX}")
+        return value
 
     def flag(self, flag: Flag) -> bool:
         """Return what *flag* says here."""
@@ -142,6 +154,8 @@ def attention(
     """Return attention with K and V heads as the layer's cache has them.
 
     Args:
+        at: The module.
+        names: Of the matrices of queries, keys, values and the output.
         bias: Of queries, keys and values.
         out_bias: Of the output; as *bias* where None.
         queries: Times the query heads: 2 with a gate for each.
@@ -149,6 +163,7 @@ def attention(
         own_v: Whether values have a projection of their own and not that of keys.
         head_norms: Whether queries and keys are normed head by head, with one weight for all heads.
         wide_norms: Whether they are normed with a weight for each head.
+        norm_bias: Whether norms head by head have a bias.
     """
 
     def build(place: Place) -> Iterator[Weight]:
@@ -237,14 +252,20 @@ def experts(
     names: tuple[str, ...] = (*GATED, "down_proj"), inputs: Width | None = None, module: str = "experts.0.",
     fused: bool = False, bias: bool = False, corrected: Flag = False, routed: Width | None = None,
 ) -> Part:  # fmt: skip
-    """Return a router and the experts that it chooses among; *routed* is their number where the router has more.
+    """Return a router and the experts that it chooses among.
 
     Args:
+        at: The module.
+        count: Of the experts.
+        width: Of each.
+        router: Its module.
         names: Of the matrices up, and of the one down at the end.
         inputs: Features that experts read and write where they are not the hidden size.
         fused: Whether gate and up are one matrix.
         bias: Of router and experts.
         corrected: Whether the router has a term for each expert that balances them (arXiv 2408.15664).
+        module: Of the first expert, with a dot after it.
+        routed: What the router chooses among where that is more than the experts.
     """
 
     def build(place: Place) -> Iterator[Weight]:

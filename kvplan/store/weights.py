@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from kvplan.core.specs import LayerSpec
 from kvplan.core.weights import Weight, WeightCount, WeightKind, count_weights
@@ -14,9 +14,19 @@ from kvplan.store.weight_hybrids import HYBRIDS
 from kvplan.store.weight_mixtures import MIXTURES
 from kvplan.store.weight_parts import Place, linear, other, vocabulary
 from kvplan.store.weight_rules import DENSE, WeightRule
+from kvplan.store.weight_towers import tower_weights
 
 WEIGHTS = {**DENSE, **MIXTURES, **HYBRIDS}
 """The rule of each model type whose weights are known."""
+
+
+_DRAFTING: Final = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "mtp_num_layers",
+    "num_mtp_layers",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,10 +52,8 @@ def predict_weights(config: Mapping[str, Any], geometry: Geometry, where: str) -
         InputError: A key is missing or cannot be.
     """
     keys = language_keys(config, where)
-    if any(key in config for key in ("text_config", "llm_config", "language_config", "thinker_config")):
-        raise UnsupportedModelError("the weights of its parts for images or sound are not known", where=where)
     quantization = read_quantization(config, keys)
-    model = model_weights(keys, geometry)
+    model = [*model_weights(keys, geometry), *tower_weights(config, keys)]
     drafts = draft_weights(keys, geometry)
     return PredictedWeights(
         model=count_weights([(weight, quantization.format_of(weight)) for weight in model]),
@@ -72,7 +80,7 @@ def draft_weights(keys: Keys, geometry: Geometry) -> list[Weight] | None:
     """Return the weights of the layers that draft, what they share with the model left out; None where unknown."""
     rule, specs = _rule(keys), geometry.draft_layers
     if not specs:
-        return []
+        return None if any(keys.get(key) for key in _DRAFTING) else []
     if rule.draft is None:
         return None
     count = len(geometry.layers)

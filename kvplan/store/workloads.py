@@ -47,7 +47,7 @@ def load_workload(path: Path | str) -> Workload:
     """
     section = open_document(Path(path), _KEYS)
     tensor, pipeline = section.read("parallel", _read_parallel, (1, 1))
-    engine: str | None = section.read("engine", lambda value: value.choice(tuple(ENGINES)), None)
+    engine: str | None = section.read("engine", lambda value: value.choice((*ENGINES, *ENGINES.other_names)), None)
     arrival: Arrival | None = section.read("arrival", _read_arrival, None)
     return Workload(
         model=section.need("model", Value.text),

@@ -60,7 +60,7 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
-        (["--memory", "8GiB"], 2, "weights and activations of"),
+        (["--memory", "8GiB"], 2, "take 9.24 GiB"),
         (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
         (["--kv-memory", "8 parsecs"], 2, "no size"),
         (["--kv-memory", "8"], 2, "has no unit"),
@@ -74,6 +74,16 @@ def test_what_it_cannot_count_is_one_line(run: Any, config: Path, options: list[
     assert answer.out == ""
     assert answer.err.count("\n") == 1
     assert says in answer.err
+
+
+def test_weights_that_a_config_describes_leave_a_pool_and_others_are_named(run: Any, config: Path) -> None:
+    pool = json.loads(run("size", config, "--memory", "16GiB", "--json").out)["results"][0]["capacity"]
+    assert pool["tokens"] > 0
+    config.write_text(json.dumps({**CONFIG, "intermediate_size": None}))
+    answer = run("size", config, "--memory", "16GiB")
+    assert answer.status == 2
+    assert "has no intermediate_size" in answer.err
+    assert "--kv-memory" in answer.err
 
 
 def test_the_screen_has_a_row_an_answer(run: Any, config: Path) -> None:
@@ -157,3 +167,43 @@ def test_a_log_of_another_engine_is_refused(run: Any, config: Path, tmp_path: Pa
     answer = run("size", config, "--measured", log, "--engine", "kvplan")
     assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
     assert "the log is of vllm" in answer.err
+
+
+def test_engines_stand_side_by_side_and_a_refusal_is_an_answer(run: Any, latent: Path) -> None:
+    answer = run("size", latent, "--engine", "vllm", "--engine", "lmdeploy", "--context", 1000, "--json")
+    assert answer.status == 0
+    results = {result["engine"]: result for result in json.loads(answer.out)["results"]}
+    assert results["vllm"]["allocated"]["growth_bytes_per_token"] == 70_272
+    assert "allocated" not in results["lmdeploy"]
+    assert "TurboMind" in results["lmdeploy"]["reason"]
+    shown = run("size", latent, "--engine", "vllm", "--engine", "lmdeploy")
+    assert "not counted" in shown.out
+
+
+def test_alone_or_all_refused_it_ends_with_3(run: Any, latent: Path) -> None:
+    for engines in (["lmdeploy"], ["lmdeploy", "llama.cpp"]):
+        options = [word for name in engines for word in ("--engine", name)]
+        answer = run("size", latent, *options, "-f", "nvfp4")
+        assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+
+
+def test_what_the_user_knows_of_the_memory_is_taken_off(run: Any, config: Path) -> None:
+    options = [
+        "--memory",
+        "24GiB",
+        "--activation-memory",
+        "2GiB",
+        "--graph-memory",
+        "1GiB",
+        "--process-memory",
+        "512MiB",
+    ]
+    (result,) = json.loads(run("size", config, *options, "--json").out)["results"]
+    memory = {term["name"]: term for term in result["memory"]}
+    assert {name: memory[name]["evidence"] for name in ("activations", "graphs", "beside tensors")} == {
+        "activations": "reported", "graphs": "reported", "beside tensors": "reported",
+    }  # fmt: skip
+    taken = sum(term["bytes"] for name, term in memory.items() if name not in ("usable", "pool"))
+    assert memory["pool"]["bytes"] == pytest.approx(memory["usable"]["bytes"] - taken, abs=1)
+    alone = run("size", config, "--graph-memory", "1GiB")
+    assert (alone.status, alone.err.count("\n")) == (2, 1)

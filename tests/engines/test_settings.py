@@ -117,3 +117,18 @@ def test_the_command_starts_what_was_picked(model: ModelSpec) -> None:
     assert "--max-num-seqs 16" in command
     assert "--tensor-parallel-size 2" in command
     assert "--no-enable-prefix-caching" in command
+
+
+def test_k_and_v_have_formats_of_their_own_where_the_engine_takes_them_so(model: ModelSpec) -> None:
+    asked = workload(engine="llama.cpp", search=Search(formats=("q8_0/q4_0", "q8_0/q8_0", "int4")))
+    settings, refused = engine_settings(find_engine("llama.cpp"), asked, model, "")
+    assert [setting.format for setting in settings] == ["f16", "q8_0/q4_0", "q8_0", "q4_0"]
+    pair = settings[1]
+    assert (pair.bits, pair.measured_as) == ((8, 4), None)  # nobody measured both
+    assert refused == []
+
+
+def test_another_engine_takes_no_pair(model: ModelSpec) -> None:
+    asked = workload(engine="lmdeploy", search=Search(formats=("int8/int4",)))
+    _, refused = engine_settings(find_engine("lmdeploy"), asked, model, "")
+    assert [name for name, _ in refused] == ["int8/int4"]

@@ -12,7 +12,7 @@ from kvplan.core.allocation import PADDING_LAYERS, REPLICATED, Setup
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Launch
 from kvplan.engines.vllm import allocate, launch
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import InputError, UnsupportedFormatError
 
 GIB = 1 << 30
 LLAMA_8B = {"layers": 32, "heads": 32, "kv": 8, "hidden": 4096}
@@ -193,12 +193,12 @@ def test_layers_that_are_skipped_stay_in_16_bits(spec: Any) -> None:
     }  # fmt: skip
 
 
-def test_two_batches_are_in_flight_from_0_27_on(spec: Any) -> None:
+def test_two_batches_are_in_flight_from_0_26_on(spec: Any) -> None:
     def held(version: tuple[int, ...] | None) -> int | None:
         setup = Setup(context_tokens=131072, max_batched_tokens=2048, version=version)
         return allocate(spec(**GPT_OSS_120B), "bf16", setup).groups[0].held_tokens_max
 
-    assert [held(None), held((0, 26, 3)), held((0, 27, 1))] == [127 + 2048, 127 + 2048, 127 + 4096]
+    assert [held(None), held((0, 25, 3)), held((0, 26, 1))] == [127 + 2048, 127 + 2048, 127 + 4096]
 
 
 @pytest.mark.parametrize(
@@ -220,11 +220,33 @@ def test_what_vllm_does_not_have_is_refused(
         allocate(spec(**config), form, Setup(context_tokens=64, **options))
 
 
-def test_a_cache_of_compressed_entries_is_refused(spec: Any) -> None:
-    model = spec(4, 64, 1, 4096, model_type="deepseek_v4", head_dim=512, qk_rope_head_dim=64, sliding_window=128,
-                 index_head_dim=128, index_topk=512, index_n_heads=64, compress_ratios=[0, 4, 128, 4])  # fmt: skip
-    with pytest.raises(UnsupportedModelError, match="compressed entries"):
-        allocate(model, "bf16", Setup(context_tokens=64))
+DEEPSEEK_V4_FLASH = {"layers": 43, "heads": 64, "kv": 1, "hidden": 4096, "model_type": "deepseek_v4", "head_dim": 512,
+                     "qk_rope_head_dim": 64, "sliding_window": 128, "index_head_dim": 128, "index_topk": 512,
+                     "index_n_heads": 64, "compress_ratios": [0, 0, *[4, 128] * 20, 4],
+                     "max_position_embeddings": 1048576}  # fmt: skip
+
+
+def test_compressed_entries_share_blocks_with_windows_and_states(spec: Any) -> None:
+    """https://github.com/vllm-project/vllm/issues/44376, 0.22, DeepSeek V4 Flash by the class LLM, whose batches are of
+    16,384 tokens: 30,000 tokens need 6.66 GiB; 5.44 GiB hold 13,528."""
+    setup = Setup(context_tokens=30000, max_batched_tokens=16384, tensor_parallel=2, version=(0, 22))
+    allocation = allocate(spec(**DEEPSEEK_V4_FLASH), "fp8", setup)
+    assert len(allocation.groups) == 5
+    assert round(allocation.charged_bytes(30000) / GIB, 2) == 6.66
+    band = [allocation.capacity(round((5.44 + off) * GIB)).max_context for off in (-0.005, 0.005)]
+    assert band[0] <= 13528 <= band[1]
+
+
+def test_tokens_of_compressed_caches_are_those_that_were_printed(spec: Any) -> None:
+    """https://github.com/vllm-project/vllm/issues/51041, 0.26.0: some 150,000 tokens in 7.7 GiB."""
+    setup = Setup(context_tokens=121344, max_batched_tokens=8192, tensor_parallel=2, version=(0, 26, 0))
+    tokens = allocate(spec(**DEEPSEEK_V4_FLASH), "fp8", setup).capacity(round(7.7 * GIB)).tokens
+    assert 149_000 <= tokens <= 152_000
+
+
+def test_compressed_caches_have_no_other_formats(spec: Any) -> None:
+    with pytest.raises(UnsupportedFormatError, match="no compressed cache in nvfp4"):
+        allocate(spec(**DEEPSEEK_V4_FLASH), "nvfp4", Setup(context_tokens=64))
 
 
 def test_the_command_has_vllms_own_flags() -> None:
@@ -241,6 +263,13 @@ def test_the_command_has_vllms_own_flags() -> None:
     )
     assert text.file_text.splitlines()[:3] == ["model: org/m", "kv-cache-dtype: fp8_e4m3", "block-size: 64"]
     assert "enable-prefix-caching: true" in text.file_text
+
+
+def test_one_block_is_kept_empty_and_tables_are_counted_for_the_sequences(spec: Any) -> None:
+    alone = allocate(spec(**LLAMA_8B), "bf16", Setup(context_tokens=8192))
+    assert [(term.name, term.bytes) for term in alone.beside] == [("null block", 16 * 131072)]
+    served = allocate(spec(**LLAMA_8B), "bf16", Setup(context_tokens=8192, sequences=256))
+    assert served.beside[1].bytes == 256 * (8192 // 16) * 4
 
 
 def test_a_model_type_without_attention_takes_its_states(spec: Any) -> None:

@@ -158,6 +158,30 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
                 "full_attn_layers": [*range(4, 93, 4), 93], "kda_layers": [n for n in range(1, 93) if n % 4]},
             **shape(93, 96, 7168, 1048576, 96)}},
         24 * (512 + 64) * 2, 69 * (3 * 96 * 128 * 3 * 2 + 96 * 128 * 128 * 4)),
+    "arcee-ai/Trinity-Nano-Base": (  # llama.cpp: 59.5 MiB of K in 14 full layers at 16384 tokens in q8_0
+        {"model_type": "afmoe", "head_dim": 128, "global_attn_every_n_layers": 4, "sliding_window": 2048,
+         **shape(56, 8, 1024, 131072, 2)}, 14 * 2 * 2 * 128 * 2, 42 * 2 * 2 * 128 * 2 * 2048),
+    "apple/OpenELM-270M": (
+        {"model_type": "openelm", "num_transformer_layers": 16, "model_dim": 1280, "head_dim": 64, "vocab_size": 32000,
+         "max_context_length": 2048, "num_kv_heads": [3] * 5 + [4] * 7 + [5] * 4,
+         "num_query_heads": [12] * 5 + [16] * 7 + [20] * 4}, 2 * (5 * 3 + 7 * 4 + 4 * 5) * 64 * 2, 0),
+    "google/recurrentgemma-2b": (
+        {"model_type": "recurrent_gemma", "lru_width": 2560, "attention_window_size": 2048, "conv1d_width": 4,
+         "block_types": ["recurrent", "recurrent", "attention"], "head_dim": 256, **shape(26, 10, 2560, 8192, 1)},
+        0, 8 * 2 * 256 * 2 * 2048 + 18 * (2560 * 3 * 2 + 2560 * 4)),
+    "NX-AI/xLSTM-7b": (
+        {"model_type": "xlstm", "num_heads": 8, "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "num_blocks": 32,
+         "embedding_dim": 4096, "hidden_size": 4096, "vocab_size": 50304},
+        0, 32 * (8 * 256 * 512 + 8 * 256 + 8) * 4),
+    "RWKV/rwkv-4-169m-pile": (
+        {"model_type": "rwkv", "attention_hidden_size": 768, "context_length": 1024, "rescale_every": 6,
+         **shape(12, None, 768, None)}, 0, 12 * (2 * 768 * 2 + 3 * 768 * 4)),
+    "Zyphra/Zamba2-1.2B": (
+        {"model_type": "zamba2", "mamba_d_state": 128, "mamba_ngroups": 1, "n_mamba_heads": 64, "mamba_expand": 2,
+         "mamba_d_conv": 4, "attention_head_dim": 128, "layers_block_type": [
+             "hybrid" if layer in (5, 11, 17, 23, 29, 35) else "mamba" for layer in range(38)],
+         **shape(38, 32, 2048, 4096, 32)},
+        6 * 2 * 32 * 128 * 2, 38 * ((4096 + 2 * 128) * 3 * 2 + 4096 * 128 * 4)),
     "ai21labs/Jamba-v0.1": (
         {"model_type": "jamba", "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "attn_layer_period": 8,
          "attn_layer_offset": 4, **shape(32, 32, 4096, 262144, 8)},
@@ -196,3 +220,81 @@ def test_layers_that_draft_are_told_apart(name: str, drafts: int) -> None:
     found = read_geometry({**config, "num_nextn_predict_layers": drafts}, "config.json")
     assert found.draft_layers == (found.layers[0],) * drafts
     assert len(found.layers) == config["num_hidden_layers"]
+
+
+def per_token(config: dict[str, Any]) -> int:
+    """Bytes in bf16 that one more token adds at the model's longest context."""
+    model = spec(config)
+    size = logical_size(model, parse("bf16"), model.context_tokens)
+    assert size.growth_bytes_per_token == int(size.growth_bytes_per_token)
+    return int(size.growth_bytes_per_token)
+
+
+FALCON = {"hidden_size": 8192, "n_layer": 60, "n_head": 128, "vocab_size": 65024}
+STARCODER = {"model_type": "gpt_bigcode", "n_embd": 6144, "n_head": 48, "n_layer": 40, "n_positions": 8192,
+             "vocab_size": 49152}  # fmt: skip
+MPT = {"model_type": "mpt", "d_model": 4096, "n_heads": 32, "n_layers": 32, "max_seq_len": 2048, "vocab_size": 50432}
+QWEN25 = {"model_type": "qwen2", "max_window_layers": 28, **shape(28, 28, 3584, 131072, 4)}
+MISTRAL = {"model_type": "mistral", **shape(32, 32, 4096, 32768, 8)}
+TRAPS = {
+    "Falcon 7B: one KV head, not 71": (
+        {"model_type": "falcon", "multi_query": True, **shape(32, 71, 4544, 2048)}, 8192),
+    "Falcon 7B of 2023, model_type RefinedWebModel": (
+        {"model_type": "RefinedWebModel", "hidden_size": 4544, "n_layer": 32, "n_head": 71, "multi_query": True,
+         "vocab_size": 65024}, 8192),
+    "Falcon 40B of 2023, model_type RefinedWeb": ({"model_type": "RefinedWeb", "n_head_kv": 8, **FALCON}, 122_880),
+    "Falcon 40B: the new architecture wins over multi_query": (
+        {"model_type": "falcon", "multi_query": True, "new_decoder_architecture": True, "num_kv_heads": 8,
+         **shape(60, 128, 8192, 2048)}, 122_880),
+    "Falcon 180B: 81,920 B in 8 bits": (  # the figure of a TensorRT-LLM config with an FP8 cache
+        {"model_type": "falcon", "new_decoder_architecture": True, "num_kv_heads": 8, **shape(80, 232, 14848, 2048)},
+        2 * 81_920),
+    "StarCoder: one KV head by default": (STARCODER, 20_480),
+    "StarCoder without multi_query": ({**STARCODER, "multi_query": False}, 983_040),
+    "bigcode/tiny_starcoder_py": (
+        {"model_type": "gpt_bigcode", "n_embd": 768, "n_head": 12, "n_layer": 20, "n_positions": 8192,
+         "multi_query": True, "vocab_size": 49152}, 5_120),
+    "DBRX: what a library left in attn_config means nothing": (
+        {"model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32768,
+         "vocab_size": 100352, "attn_config": {
+             "clip_qkv": 8, "kv_n_heads": 8, "model_type": "", "torch_dtype": None, "max_length": 20,
+             "tie_word_embeddings": True, "rope_theta": 500000}}, 163_840),
+    "MPT 7B": ({**MPT, "attn_config": {"attn_impl": "torch", "alibi": True}}, 524_288),
+    "Krutrim 1, an MPT with grouped queries": (
+        {**MPT, "attn_config": {"attn_type": "grouped_query_attention", "kv_n_heads": 8}}, 131_072),
+    "Gemma 2 9B: the head size that it says": (
+        {"model_type": "gemma2", "head_dim": 256, "sliding_window": None, **shape(42, 16, 3584, 8192, 8)}, 344_064),
+    "a head size of null is derived": (
+        {"model_type": "llama", "head_dim": None, **shape(42, 16, 3584, 8192, 8)}, 301_056),
+    "a head size of 0 is derived": ({"model_type": "llama", "head_dim": 0, **shape(42, 16, 3584, 8192, 8)}, 301_056),
+    "Qwen2.5: a window that is switched off": (
+        {**QWEN25, "use_sliding_window": False, "sliding_window": 131072}, 57_344),
+    "Phi-3: a window as long as the context": (
+        {"model_type": "phi3", "sliding_window": 262144, **shape(32, 32, 3072, 131072, 32)}, 393_216),
+    "Mistral 7B v0.1: all of its layers slide": ({**MISTRAL, "sliding_window": 4096}, 0),
+    "Mistral 7B v0.2: null is no window": ({**MISTRAL, "sliding_window": None}, 131_072),
+    "a model without attention adds nothing": (
+        {"model_type": "falcon_mamba", "state_size": 16, "conv_kernel": 4, "expand": 2,
+         **shape(64, None, 4096, None)}, 0),
+    "a language model inside one that hears": (
+        {"model_type": "qwen2_5_omni", "vision_config": {"hidden_size": 1}, "thinker_config": {
+            "vision_config": {"num_hidden_layers": 3},
+            "text_config": {**QWEN25, "use_sliding_window": False}}}, 57_344),
+}  # fmt: skip
+"""Configs that calculators got wrong. Sources: the configs and reports of tiiuae/falcon-*, bigcode/*, databricks/dbrx,
+krutrim-ai-labs/Krutrim-1-instruct; ai-dynamo/dynamo#14431 (head_dim); unslothai/unsloth#5225 (windows, shared layers);
+Andyyyy64/whichllm#124 (null windows); ggml-org/llama.cpp#5328 (Mamba)."""
+
+
+@pytest.mark.parametrize("name", sorted(TRAPS))
+def test_a_config_that_calculators_got_wrong_is_read(name: str) -> None:
+    config, growth = TRAPS[name]
+    assert per_token(config) == growth
+
+
+def test_gemma_3n_has_a_third_of_what_its_layers_would_have() -> None:
+    config = MODELS["google/gemma-3n-E4B"][0]  # unslothai/unsloth#5225, and what llama.cpp prints of full layers
+    model = spec(config)
+    at = [logical_size(model, parse("bf16"), tokens).bytes_per_sequence for tokens in (512, 32768)]
+    assert at[1] == (256 + 16) * 2**20
+    assert at[1] - at[0] == 4 * 2 * 2 * 256 * 2 * (32768 - 512)
