@@ -42,7 +42,7 @@ class _Case:
 
 def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
     """Return a finding for each figure of the pools in a log."""
-    found = [*_reserved(facts), *_agreement(facts), *_context(facts)]
+    found = [*_reserved(facts), *_agreement(facts, model), *_context(facts)]
     checks = _checks(facts)
     if model is None:
         reason = "the model's geometry is not known: name it with --model"
@@ -297,8 +297,8 @@ def _reserved(facts: LogFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _agreement(facts: LogFacts) -> Iterator[Finding]:
-    """Yield whether `max_total_num_tokens` is the pool's, which needs no model, and what it does not say."""
+def _agreement(facts: LogFacts, model: ModelSpec | None) -> Iterator[Finding]:
+    """Yield whether `max_total_num_tokens` is the pool's, and what it does not say."""
     total = facts.last("tokens")
     pools = facts.figures.get("captured_tokens") or facts.figures.get("full_tokens")
     pools = pools or facts.figures.get("pool_tokens", ())
@@ -310,10 +310,11 @@ def _agreement(facts: LogFacts) -> Iterator[Finding]:
         return
     own = [figure.value for figure in pools]
     verdict, reasons = Verdict.AGREES, ["tokens of the pool"]
-    if total.value not in own and not any(abs(total.value - value) < 1 for value in own):
+    if total.value not in own:
         verdict, reasons = Verdict.UNEXPLAINED, ["it is of no pool that was printed"]
-        if total.value > max(own) and facts.setup.pipeline_parallel > 1:
-            verdict, reasons = Verdict.NOT_CHECKED, ["stages have pools of their own"]
+        lone = model is not None and not any(layer.window_tokens for layer in model.layers)
+        if total.value > max(own) and (not lone or facts.setup.pipeline_parallel > 1):
+            verdict, reasons = Verdict.NOT_CHECKED, ["the log may lack the line of the pool that it is of"]
     window = facts.last("window_tokens")
     if verdict is Verdict.AGREES and window is not None and _has_windows(facts):
         verdict = Verdict.MISLEADS

@@ -144,14 +144,16 @@ def _block_bands(case: _Case, facts: LogFacts) -> Bands:
 
 def _window_bands(check: Check, case: _Case, facts: LogFacts) -> Bands:
     """Return the bytes of pools of several windows: tokens are printed of all together."""
-    blocks = facts.figures.get("window_blocks", ())
-    count = len(case.pools.windows)
-    if len(blocks) < count:
-        return None
-    sizes = sorted(facts.figures.get("window", ())[-count:], key=lambda figure: figure.value)
-    held = {figure.line: number.value for figure, number in zip(facts.figures.get("window", ()), blocks, strict=False)}
+    blocks = {figure.line: figure.value for figure in facts.figures.get("window_blocks", ())}
+    held: dict[float, float] = {}
+    for window in facts.figures.get("window", ()):
+        held.pop(window.value, None)
+        held[window.value] = blocks.get(window.line, 0)
     groups = sorted(case.pools.windows, key=lambda group: group.held_tokens_max or float("inf"))
-    size = sum(held[window.line] * group.bytes_per_block for window, group in zip(sizes, groups, strict=False))
+    if len(held) < len(groups):
+        return None
+    latest = sorted(list(held.items())[-len(groups) :])
+    size = sum(count * group.bytes_per_block for (_, count), group in zip(latest, groups, strict=True))
     return ((size, size),)
 
 
@@ -262,7 +264,7 @@ def _budget(facts: LogFacts) -> Iterator[Finding]:
 def _blocks(facts: LogFacts) -> Iterator[Finding]:
     """Yield whether blocks of so many tokens are the tokens that were printed, which needs no model."""
     serving, blocks, page = _serving(facts), facts.last("blocks"), facts.last("block_tokens")
-    if serving is None or blocks is None or page is None or blocks.line > serving[1].line:
+    if serving is None or blocks is None or page is None or not page.value or blocks.line > serving[1].line:
         return
     product = blocks.value * page.value
     verdict = Verdict.AGREES if serving[1].holds(product) else Verdict.UNEXPLAINED

@@ -258,7 +258,11 @@ def test_what_the_log_does_not_say_is_tried(
         # a public log of Mixtral 8x7B, 2025
         (MIXTRAL, "#tokens: 356458, K size: 21.76 GB, V size: 21.76 GB", "GB are GiB: it is 23.36 GB"),
         # https://github.com/sgl-project/sglang/pull/14071, December 2025, two layers of DeepSeek
-        ({**DEEPSEEK, "layers": 2}, "#tokens: 60000, KV size: 0.13 GB, page_size=1", "it is 0.14 GB"),
+        (
+            {**DEEPSEEK, "layers": 2},
+            "#tokens: 60000, KV size: 0.13 GB, layout=(60001, 1, 576), page_size=1",
+            "it is 0.14 GB",
+        ),
     ],
 )  # fmt: skip
 def test_lines_of_many_runs(spec: Any, config: dict[str, Any], line: str, reason: str) -> None:
@@ -310,9 +314,10 @@ def test_a_log_without_figures_says_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("log", [EARLY, RANKS, STATES, WINDOWS])
+@pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("lines", range(1, 12))
-def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int) -> None:
+def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int, tail: bool) -> None:
     config = {EARLY: QWEN_7B, RANKS: KIMI, STATES: GRANITE_MICRO, WINDOWS: MIMO_FLASH}[log]
-    facts = read_log("\n".join(log.splitlines()[:lines]))
+    facts = read_log("\n".join(log.splitlines()[lines:] if tail else log.splitlines()[:lines]))
     if facts is not None:
         assert Verdict.UNEXPLAINED not in {finding.verdict for finding in explain_log(facts, spec(**config))}

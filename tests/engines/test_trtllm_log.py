@@ -238,9 +238,10 @@ free_gpu_memory_fraction=0.85, dtype='fp8')
 
 
 @pytest.mark.parametrize("log", [PROFILED, BUILT])
+@pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("lines", range(1, 11))
-def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int) -> None:
-    facts = read_log("\n".join(log.splitlines()[:lines]))
+def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int, tail: bool) -> None:
+    facts = read_log("\n".join(log.splitlines()[lines:] if tail else log.splitlines()[:lines]))
     if facts is not None:
         config = GPT_OSS_120B if log is PROFILED else LLAMA_8B
         assert Verdict.UNEXPLAINED not in {finding.verdict for finding in explain_log(facts, spec(**config))}
