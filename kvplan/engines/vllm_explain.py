@@ -4,140 +4,98 @@ What a log does not say of the setting is tried: the fewest departures from vLLM
 follow are the explanation, and are named.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import product as combinations
-from typing import Any, Final
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Final
 
 from kvplan.core.allocation import GroupedAllocation
 from kvplan.core.specs import LayerKind, ModelSpec
+from kvplan.engines.checks import GIB, Band, Bands, Check, Choice, best_case, judge, settings, unchecked
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 from kvplan.engines.vllm import HYBRID_OFF, allocate, default_format
 from kvplan.errors import KvplanError
 
-_GIB: Final = 2.0**30
 _RATIO_BAND: Final = 0.005
 """Concurrency is printed with two decimals."""
 _DEPARTURES_MAX: Final = 3
 """More of them would explain anything."""
 _BLOCKS_LOST: Final = 3
 """The pool is made of bytes that were printed rounded, after a few pages went elsewhere."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Case:
-    """One setting under which the figures may follow.
-
-    Attributes:
-        departures: What it takes that the log does not say, in words.
-    """
-
-    allocation: GroupedAllocation
-    departures: tuple[str, ...]
+_FIGURES: Final = (
+    ("blocks", "blocks"), ("tokens", "GPU KV cache size"), ("concurrency", "maximum concurrency"),
+    ("needed", "needed for a sequence"), ("longest", "estimated maximum model length"),
+    ("block_tokens", "attention block size"), ("padding_layers", "padding layers"),
+)  # fmt: skip
+"""What the pool and the geometry make, by the names of the log's patterns."""
 
 
 def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
     """Return a finding for each figure of the cache in a log."""
     found = [*_memory_sum(facts), *_rank_lines(facts)]
-    checks = _figures(facts)
-    if model is None:
-        return (*found, *(_unchecked(what, figure) for what, figure in checks), *_consistency(facts))
-    cases = list(_cases(facts, model))
+    checks = [
+        Check(what=what, name=name, figure=figure)
+        for name, what in _FIGURES
+        if (figure := facts.last(name)) is not None
+    ]
+    cases, refused = _cases(facts, model)
     if not cases:
-        return (*found, *(_unchecked(what, figure) for what, figure in checks))
-    scored = [(case, [_expected(case.allocation, facts, what) for what, _ in checks]) for case in cases]
-    best, bands = max(
-        scored,
-        key=lambda item: (_met(checks, item[1]), -len(item[0].departures)),
-    )
-    found += [_finding(what, figure, band, best, facts) for (what, figure), band in zip(checks, bands, strict=True)]
+        return (*found, *(unchecked(check, refused) for check in checks), *_consistency(facts))
+    best, bands, departures = best_case(cases, checks, lambda check, case: _expected(check, case, facts))
+    found += [_finding(check, band, best, departures, facts) for check, band in zip(checks, bands, strict=True)]
     return (*found, *_consistency(facts))
 
 
-def _figures(facts: LogFacts) -> list[tuple[str, Printed]]:
-    """Return the figures that the pool and the geometry make, with what each is."""
-    named = (
-        ("blocks", "blocks"), ("tokens", "GPU KV cache size"), ("concurrency", "maximum concurrency"),
-        ("needed", "needed for a sequence"), ("longest", "estimated maximum model length"),
-        ("block_tokens", "attention block size"), ("padding_layers", "padding layers"),
-    )  # fmt: skip
-    found = [(what, facts.last(name)) for name, what in named]
-    return [(what, figure) for what, figure in found if figure is not None]
+_Cases = list[tuple[tuple[str, ...], GroupedAllocation]]
 
 
-def _unchecked(what: str, figure: Printed) -> Finding:
-    return Finding(
-        line=figure.line, what=what, printed=figure.text, verdict=Verdict.NOT_CHECKED,
-        reason="the model's geometry is not known: name it with --model",
-    )  # fmt: skip
-
-
-def _met(checks: Sequence[tuple[str, Printed]], bands: Sequence[tuple[float, float] | None]) -> int:
-    return sum(band is None or _meets(figure, what, band) for (what, figure), band in zip(checks, bands, strict=True))
-
-
-def _meets(figure: Printed, what: str, band: tuple[float, float]) -> bool:
-    slack = _RATIO_BAND if what == "maximum concurrency" else 0.0
-    return figure.meets(band[0] - slack, band[1] + slack)
-
-
-def _cases(facts: LogFacts, model: ModelSpec) -> Iterator[_Case]:
-    """Yield the settings to try, the fewest departures first among those of as many figures."""
+def _cases(facts: LogFacts, model: ModelSpec | None) -> tuple[_Cases, str]:
+    """Return the settings to try, each with its departures from the defaults; where there are none, why."""
+    if model is None:
+        return [], "the model's geometry is not known: name it with --model"
     context = facts.setup.context_tokens or model.context_tokens
     base = replace(facts.setup, context_tokens=max(1, context), version=facts.setup.version or (0,))
     choices = [
         _formats(facts, model), _ranks(facts), _hybrids(facts, model), _caching(facts, model), _batches(facts, model),
         _blocks(facts), _stages(facts), _flight(facts, model),
     ]  # fmt: skip
-    for combination in combinations(*choices):
-        if sum(bool(name) for name, _ in combination) > _DEPARTURES_MAX:
-            continue
-        setup, form = base, ""
-        for _, change in combination:
-            if "format" in change:
-                form = str(change["format"])
-            setup = replace(setup, **{key: value for key, value in change.items() if key != "format"})
+    found: _Cases = []
+    refused = ""
+    for departures, form, setup in settings(base, choices, _DEPARTURES_MAX):
         try:
-            yield _Case(
-                allocation=allocate(model, form, setup), departures=tuple(name for name, _ in combination if name)
-            )
-        except KvplanError:
-            continue
+            found.append((departures, allocate(model, form, setup)))
+        except KvplanError as error:
+            refused = refused or str(error)
+    return found, refused
 
 
-_Choice = tuple[str, dict[str, Any]]
-"""What is departed from, in words, and the fields of the setting that change with it."""
-
-
-def _formats(facts: LogFacts, model: ModelSpec) -> list[_Choice]:
+def _formats(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     if facts.format:
         return [("", {"format": facts.format})]
     own = default_format(model)
-    unsaid: list[_Choice] = [] if "format" in facts.stated else [("the cache is in 8 bits", {"format": "fp8_e4m3"})]
+    unsaid: list[Choice] = [] if "format" in facts.stated else [("the cache is in 8 bits", {"format": "fp8_e4m3"})]
     return [("", {"format": own}), *unsaid]
 
 
-def _ranks(facts: LogFacts) -> list[_Choice]:
+def _ranks(facts: LogFacts) -> list[Choice]:
     if "tensor_parallel" in facts.stated:
         return [("", {})]
     return [("", {}), *((f"{n} tensor parallel ranks", {"tensor_parallel": n}) for n in (2, 4, 8, 16))]
 
 
-def _hybrids(facts: LogFacts, model: ModelSpec) -> list[_Choice]:
+def _hybrids(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     windows = any(layer.kind in (LayerKind.SLIDING, LayerKind.CHUNKED) for layer in model.layers)
     if not windows or HYBRID_OFF in facts.setup.options:
         return [("", {})]
-    off = {"options": facts.setup.options | {HYBRID_OFF}}
-    return [("", {}), ("the hybrid KV cache manager is off: windows are kept whole", off)]
+    return [("", {}), ("the hybrid KV cache manager is off: windows are kept whole", {"options": [HYBRID_OFF]})]
 
 
-def _caching(facts: LogFacts, model: ModelSpec) -> list[_Choice]:
+def _caching(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     if "prefix_caching" in facts.stated or not any(layer.states for layer in model.layers):
         return [("", {})]
     return [("", {}), ("prefix caching is on: a second state for each sequence", {"prefix_caching": True})]
 
 
-def _batches(facts: LogFacts, model: ModelSpec) -> list[_Choice]:
+def _batches(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     windows = any(layer.kind is LayerKind.SLIDING for layer in model.layers)
     if not windows or "max_batched_tokens" in facts.stated:
         return [("", {})]
@@ -145,48 +103,49 @@ def _batches(facts: LogFacts, model: ModelSpec) -> list[_Choice]:
     return [("", {}), *((f"{n} tokens a batch", {"max_batched_tokens": n}) for n in sizes)]
 
 
-def _blocks(facts: LogFacts) -> list[_Choice]:
+def _blocks(facts: LogFacts) -> list[Choice]:
     if "block_tokens" in facts.stated or "block_tokens" in facts.figures:
         return [("", {})]
     return [("", {}), *((f"blocks of {n} tokens", {"block_tokens": n}) for n in (32, 64, 128))]
 
 
-def _stages(facts: LogFacts) -> list[_Choice]:
+def _stages(facts: LogFacts) -> list[Choice]:
     if facts.setup.pipeline_parallel == 1:
         return [("", {})]
     bug = "every stage is charged for the layers of all stages (vllm-project/vllm#34076)"
     return [("", {}), (bug, {"pipeline_parallel": 1})]
 
 
-def _flight(facts: LogFacts, model: ModelSpec) -> list[_Choice]:
+def _flight(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     windows = any(layer.kind is LayerKind.SLIDING for layer in model.layers)
     if not windows or facts.setup.version:
         return [("", {})]
     return [("", {}), ("two batches are in flight: asynchronous scheduling, from 0.26", {"version": (0, 26)})]
 
 
-def _expected(allocation: GroupedAllocation, facts: LogFacts, what: str) -> tuple[float, float] | None:
-    """Return the band in which the figure must lie; None where the log lacks what it follows from."""
+def _expected(check: Check, allocation: GroupedAllocation, facts: LogFacts) -> Bands:
+    """Return what the figure may be; None where the log lacks what it follows from."""
     context = allocation.setup.context_tokens
-    if what == "needed for a sequence":
+    if check.name == "needed":
         need = allocation.charged_bytes(context)
-        return need, need
-    if what == "attention block size":
-        sizes = {float(group.block_tokens) for group in allocation.groups if group.block_tokens}
-        return min(sizes), max(sizes)
-    if what == "padding layers":
-        return _padding_layers(allocation)
+        return ((need, need),)
+    if check.name == "block_tokens":
+        return tuple(
+            (float(group.block_tokens), group.block_tokens) for group in allocation.groups if group.block_tokens
+        )
+    if check.name == "padding_layers":
+        return tuple((count, count) for count in _padding_layers(allocation))
     blocks = _block_band(allocation, facts)
     if blocks is None:
         return None
-    if what == "blocks":
-        return blocks
-    if what == "estimated maximum model length":
-        return _longest_band(allocation, facts, blocks)
-    if what == "maximum concurrency":
+    if check.name == "blocks":
+        return (blocks,)
+    if check.name == "longest":
+        return (_longest_band(allocation, facts, blocks),)
+    if check.name == "concurrency":
         each = _blocks_each(allocation)
-        return blocks[0] / each, blocks[1] / each
-    return _token_band(allocation, facts, blocks)
+        return ((blocks[0] / each - _RATIO_BAND, blocks[1] / each + _RATIO_BAND),)
+    return (_token_band(allocation, facts, blocks),)
 
 
 def _blocks_each(allocation: GroupedAllocation) -> float:
@@ -195,17 +154,17 @@ def _blocks_each(allocation: GroupedAllocation) -> float:
     return 1e6 / allocation.capacity(int(1e6 * size)).max_concurrency
 
 
-def _padding_layers(allocation: GroupedAllocation) -> tuple[float, float]:
-    """Return how many empty layers one kind of layer is given: what a warning says for each kind in turn."""
+def _padding_layers(allocation: GroupedAllocation) -> list[float]:
+    """Return how many empty layers each kind of layer is given: what a warning says of each in turn."""
     most = max(group.layers for group in allocation.groups)
-    kinds: dict[tuple[str, int | None], int] = {}
+    kinds: dict[tuple[str, int | None], float] = {}
     for group in allocation.groups:
         key = group.name, group.held_tokens_max
-        kinds[key] = kinds.get(key, 0) + most - group.layers
-    return float(min(kinds.values())), float(max(kinds.values()))
+        kinds[key] = kinds.get(key, 0.0) + most - group.layers
+    return [count for count in kinds.values() if count]
 
 
-def _block_band(allocation: GroupedAllocation, facts: LogFacts) -> tuple[float, float] | None:
+def _block_band(allocation: GroupedAllocation, facts: LogFacts) -> Band | None:
     override = facts.last("override")
     if override is not None:
         return override.value, override.value
@@ -217,7 +176,7 @@ def _block_band(allocation: GroupedAllocation, facts: LogFacts) -> tuple[float, 
     return None if blocks is None else (blocks.value, blocks.value)
 
 
-def _longest_band(allocation: GroupedAllocation, facts: LogFacts, blocks: tuple[float, float]) -> tuple[float, float]:
+def _longest_band(allocation: GroupedAllocation, facts: LogFacts, blocks: Band) -> Band:
     available = facts.least("available")
     size = allocation.groups[0].bytes_per_block
     rooms = (available.low, available.high) if available else tuple(count * size for count in blocks)
@@ -233,7 +192,7 @@ def _longest(allocation: GroupedAllocation, room_bytes: float) -> float:
     return float(low)
 
 
-def _token_band(allocation: GroupedAllocation, facts: LogFacts, blocks: tuple[float, float]) -> tuple[float, float]:
+def _token_band(allocation: GroupedAllocation, facts: LogFacts, blocks: Band) -> Band:
     """Return the tokens of a pool by the formula that was printed: of either era, the one that concurrency belies."""
     context, each = allocation.setup.context_tokens, _blocks_each(allocation)
     if _by_groups(allocation, facts):
@@ -258,26 +217,35 @@ def _is_product(tokens: Printed, concurrency: Printed, context: int) -> bool:
     return concurrency.low - _RATIO_BAND <= ratio <= concurrency.high + _RATIO_BAND
 
 
-def _finding(what: str, figure: Printed, band: tuple[float, float] | None, case: _Case, facts: LogFacts) -> Finding:
-    if band is None:
-        return Finding(
-            line=figure.line, what=what, printed=figure.text, verdict=Verdict.NOT_CHECKED,
-            reason="the log does not say how much memory the pool has",
-        )  # fmt: skip
-    verdict, reason = Verdict.AGREES, "; ".join(case.departures)
-    if reason:
-        verdict = Verdict.EXPLAINED
-    if not _meets(figure, what, band):
-        verdict, reason = Verdict.UNEXPLAINED, _difference(what, figure, band, facts)
-    elif what == "GPU KV cache size" and len(case.allocation.groups) > 1:
-        verdict, reason = Verdict.MISLEADS, _misleading(case, facts, reason)
-    return Finding(
-        line=figure.line, what=what, printed=figure.text, recomputed=_shown(what, band), verdict=verdict, reason=reason
-    )
+def _finding(check: Check, bands: Bands, allocation: GroupedAllocation, departures: str, facts: LogFacts) -> Finding:
+    if bands is None:
+        return unchecked(check, "the log does not say how much memory the pool has")
+    found = judge(check, bands, departures)
+    if check.name == "needed":
+        found = replace(found, recomputed=f"{bands[0][0] / GIB:.2f} GiB")
+    if check.name == "concurrency":
+        found = replace(found, recomputed=_ratio_text(bands[0]))
+    if found.verdict is Verdict.UNEXPLAINED and _may_be_another_rank(check, bands, facts):
+        other = "the pool is the least of the ranks', and the log may show another rank's memory"
+        return replace(found, reason=f"{found.reason}; {other}")
+    if found.verdict is not Verdict.UNEXPLAINED and check.name == "tokens" and len(allocation.groups) > 1:
+        return replace(found, verdict=Verdict.MISLEADS, reason=_misleading(allocation, facts, departures))
+    return found
 
 
-def _misleading(case: _Case, facts: LogFacts, reason: str) -> str:
-    allocation = case.allocation
+def _ratio_text(band: Band) -> str:
+    low, high = f"{band[0] + _RATIO_BAND:.2f}x", f"{band[1] - _RATIO_BAND:.2f}x"
+    return low if low == high else f"{low} to {high}"
+
+
+def _may_be_another_rank(check: Check, bands: tuple[Band, ...], facts: LogFacts) -> bool:
+    """Whether a figure is less than what follows from the one rank whose memory the log shows, of several ranks."""
+    ranked = facts.setup.tensor_parallel * facts.setup.pipeline_parallel > 1
+    below = all(check.figure.value < band[0] for band in bands)
+    return ranked and below and len(facts.figures.get("available", ())) < 2 and check.name != "needed"
+
+
+def _misleading(allocation: GroupedAllocation, facts: LogFacts, reason: str) -> str:
     context = allocation.setup.context_tokens
     blocks = _block_band(allocation, facts)
     held = "" if blocks is None else f"{int(blocks[1] / _blocks_each(allocation) * context):,}"
@@ -285,26 +253,6 @@ def _misleading(case: _Case, facts: LogFacts, reason: str) -> str:
     if _by_groups(allocation, facts):
         text = f"blocks over {len(allocation.groups)} groups; at {context:,} tokens a sequence the pool holds {held}"
     return "; ".join(part for part in (reason, text) if part)
-
-
-def _difference(what: str, figure: Printed, band: tuple[float, float], facts: LogFacts) -> str:
-    middle = (band[0] + band[1]) / 2
-    text = f"{figure.value / middle - 1:+.1%} against what follows" if middle else "nothing follows"
-    ranked = facts.setup.tensor_parallel * facts.setup.pipeline_parallel > 1
-    below = figure.value < band[0]
-    lone = len(facts.figures.get("available", ())) < 2
-    if ranked and below and lone and what != "needed for a sequence":
-        text += "; the pool is the least of the ranks', and the log may show another rank's memory"
-    return text
-
-
-def _shown(what: str, band: tuple[float, float]) -> str:
-    if what == "needed for a sequence":
-        return f"{band[0] / _GIB:.2f} GiB"
-    if what == "maximum concurrency":
-        return f"{band[0]:.2f}x" if round(band[0], 2) == round(band[1], 2) else f"{band[0]:.2f}x to {band[1]:.2f}x"
-    low, high = f"{band[0]:,.0f}", f"{band[1]:,.0f}"
-    return low if low == high else f"{low} to {high}"
 
 
 def _memory_sum(facts: LogFacts) -> Iterator[Finding]:
@@ -322,7 +270,7 @@ def _memory_sum(facts: LogFacts) -> Iterator[Finding]:
             verdict = Verdict.AGREES if available.meets(low, high) else Verdict.UNEXPLAINED
             yield Finding(
                 line=available.line, what="available KV cache memory", printed=available.text,
-                recomputed=f"{(low + high) / 2 / _GIB:.2f} GiB", verdict=verdict,
+                recomputed=f"{(low + high) / 2 / GIB:.2f} GiB", verdict=verdict,
                 reason=f"usable less weights, activations and what is not tensors{words}",
             )  # fmt: skip
             return

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvplan.core.allocation import Setup
+from kvplan.engines.log_fields import field, first_match, last_match, last_numbers, read_version
 from kvplan.engines.logs import Line, LogFacts, Measured, Pattern, Printed, find_figures
 
 _NUMBER: Final = r"(?P<number>-?\d[\d,]*(?:\.\d+)?)"
@@ -63,14 +64,14 @@ _VERSIONS: Final = (
 )
 """The banner and the engine's own line; other versions in a log are those of features."""
 _MODEL: Final = re.compile(r"(?<![\w-])model(?:_tag)?['\"]?\s*[=:]\s*['\"]([^'\"]+)['\"]")
-_TEXT_FIELDS: Final = {"format": re.compile(r"\bkv_cache_dtype['\"]?\s*[=:]\s*['\"]?(?:torch\.)?([a-z]\w*)")}
+_FORMAT: Final = field("kv_cache_dtype", r"(?:torch\.)?([a-z]\w*)", "kv-cache-dtype")
 _NUMBER_FIELDS: Final = {
-    "context_tokens": re.compile(r"\bmax_(?:seq|model)_len['\"]?\s*[=:]\s*(\d+)"),
-    "tensor_parallel": re.compile(r"\btensor_parallel_size['\"]?\s*[=:]\s*(\d+)"),
-    "pipeline_parallel": re.compile(r"\bpipeline_parallel_size['\"]?\s*[=:]\s*(\d+)"),
-    "max_batched_tokens": re.compile(r"\bmax_num_batched_tokens['\"]?\s*[=:]\s*(\d+)"),
-    "block_tokens": re.compile(r"\bblock_size['\"]?\s*[=:]\s*(\d+)"),
-    "draft_tokens": re.compile(r"\bnum_spec(?:ulative)?_tokens['\"]?\s*[=:]\s*(\d+)"),
+    "context_tokens": field("max_(?:seq|model)_len", r"(\d+)", "max-model-len"),
+    "tensor_parallel": field("tensor_parallel_size", r"(\d+)", "tensor-parallel-size", "tp"),
+    "pipeline_parallel": field("pipeline_parallel_size", r"(\d+)", "pipeline-parallel-size", "pp"),
+    "max_batched_tokens": field("max_num_batched_tokens", r"(\d+)", "max-num-batched-tokens"),
+    "block_tokens": field("block_size", r"(\d+)", "block-size"),
+    "draft_tokens": field("num_spec(?:ulative)?_tokens", r"(\d+)"),
 }
 _CACHING: Final = re.compile(r"\benable_prefix_caching['\"]?\s*[=:]\s*(True|False)")
 _HYBRID_OFF: Final = re.compile(
@@ -85,14 +86,14 @@ def read_log(lines: Sequence[Line]) -> LogFacts | None:
     found = find_figures(lines, PATTERNS, _RANK)
     if not found:
         return None
-    version = _first(lines, _VERSIONS)
+    version = _version(lines)
     fields, stated = _fields(lines, found)
-    form = _last(lines, _TEXT_FIELDS["format"])
+    form = last_match(lines, _FORMAT)
     figures = {name: tuple(items) for name, items in found.items()}
     return LogFacts(
         engine="vllm",
         version=version,
-        model=_first(lines, (_MODEL,)),
+        model=first_match(lines, _MODEL),
         format="" if form in ("auto", "") else form,
         setup=fields,
         stated=stated | ({"format"} if form else set()),
@@ -102,17 +103,14 @@ def read_log(lines: Sequence[Line]) -> LogFacts | None:
 
 
 def _fields(lines: Sequence[Line], found: dict[str, list[Printed]]) -> tuple[Setup, frozenset[str]]:
-    numbers: dict[str, int] = {}
-    for name, regex in _NUMBER_FIELDS.items():
-        if value := _last(lines, regex):
-            numbers[name] = int(value)
+    numbers = last_numbers(lines, _NUMBER_FIELDS)
     printed = found.get("concurrency_context") or found.get("needed_context")
     if printed:
         numbers["context_tokens"] = round(printed[-1].value)
     ranks = max((int(match[1]) for line in lines for match in _TP_RANK.finditer(line.text)), default=0)
     if ranks and "tensor_parallel" not in numbers:
         numbers["tensor_parallel"] = ranks + 1
-    caching = _last(lines, _CACHING)
+    caching = last_match(lines, _CACHING)
     off = any(_HYBRID_OFF.search(line.text) for line in lines)
     setup = Setup(
         context_tokens=numbers.get("context_tokens", 0),
@@ -122,28 +120,16 @@ def _fields(lines: Sequence[Line], found: dict[str, list[Printed]]) -> tuple[Set
         block_tokens=numbers.get("block_tokens"),
         draft_tokens=numbers.get("draft_tokens", 0),
         prefix_caching=None if not caching else caching == "True",
-        version=_version(_first(lines, _VERSIONS)),
+        version=read_version(_version(lines)),
         options=frozenset({"disable-hybrid-kv-cache-manager"} if off else set()),
     )
     return setup, frozenset(numbers) | ({"prefix_caching"} if caching else set()) | ({"options"} if off else set())
 
 
-def _version(text: str) -> tuple[int, ...] | None:
-    numbers = re.match(r"\d+(?:\.\d+)*", text)
-    return tuple(int(part) for part in numbers[0].split(".")) if numbers else None
-
-
-def _first(lines: Sequence[Line], patterns: Sequence[re.Pattern[str]]) -> str:
-    for pattern in patterns:
-        for line in lines:
-            if match := pattern.search(line.text):
-                return match[1]
-    return ""
-
-
-def _last(lines: Sequence[Line], pattern: re.Pattern[str]) -> str:
-    found = [match[1] for line in lines for match in pattern.finditer(line.text)]
-    return found[-1] if found else ""
+def _version(lines: Sequence[Line]) -> str:
+    """Return the release that a line which is only about it names."""
+    found = (first_match(lines, pattern) for pattern in _VERSIONS)
+    return next((version for version in found if version), "")
 
 
 def _measured(figures: dict[str, tuple[Printed, ...]], version: str) -> Measured:
@@ -156,5 +142,5 @@ def _measured(figures: dict[str, tuple[Printed, ...]], version: str) -> Measured
         activations=last("activations"),
         context=last("context"),
         graphs=last("graphs") or last("graphs_estimated"),
-        graphs_within="graphs_estimated" in figures or (_version(version) or ()) >= _GRAPHS_WITHIN,
+        graphs_within="graphs_estimated" in figures or (read_version(version) or ()) >= _GRAPHS_WITHIN,
     )
