@@ -141,7 +141,7 @@ def test_another_engine_takes_no_pair(model: ModelSpec) -> None:
     [
         (LLAMA_8B, "fp8", "vLLM"),  # those that have it
         (LLAMA_8B | {"hidden": 2560}, "q8_0", "use f16 or bf16"),  # llama.cpp has it, and not for heads of 80
-        (LLAMA_8B | {"hidden": 2560}, "q8_0/q4_0", "use f16 or bf16"),
+        (LLAMA_8B | {"hidden": 2560}, "k4v4-g32", "use f16 or bf16"),
     ],
 )
 def test_what_an_engine_has_is_not_looked_for_elsewhere(
