@@ -77,11 +77,11 @@ def _model(facts: "LogFacts", name: str | None) -> "ModelSpec | None":
     from kvplan.store.models import load_model_spec
 
     if name is not None:
-        return replace(load_model_spec(name, runtime=False), name=name)
+        return replace(load_model_spec(name, runtime=False, weights=False), name=name)
     if not facts.model:
         return None
     try:
-        return replace(load_model_spec(facts.model, runtime=False), name=facts.model)
+        return replace(load_model_spec(facts.model, runtime=False, weights=False), name=facts.model)
     except KvplanError:
         return None
 

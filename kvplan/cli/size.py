@@ -121,7 +121,8 @@ def size_command(
     chosen = [find_engine(name) for name in dict.fromkeys(engines or ["kvplan"])]
     results: list[CacheSize] = []
     for name in models:
-        model = replace(load_model_spec(name, runtime=False), name=name)
+        weighed = asked.room.memory_bytes is not None or bool(asked.room.measured)
+        model = replace(load_model_spec(name, runtime=False, weights=weighed), name=name)
         _check_context(model, asked.setup.context_tokens, beyond_model=beyond_model)
         for engine in chosen:
             results += _sizes(engine, model, asked, alone=len(models) * len(chosen) * max(1, len(formats)) == 1)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+from kvplan.core.activations import MLP_WIDTHS, activation_bytes
 from kvplan.core.allocation import Term
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Workload
@@ -25,8 +26,6 @@ TABLE_STEP_BLOCKS: Final = 16
 WEIGHT_BITS: Final = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
 _SEQUENCE_ENTRY_BYTES: Final = 8
 """Slot and length of a sequence, int32 each."""
-_MLP_WIDTHS: Final = 8
-"""Hidden sizes that gate, up and their product are allowed together: a model's MLP is at most 4 hidden sizes wide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,7 +161,7 @@ class DeviceMemory(ABC):
             Term(
                 "activations",
                 activation_bytes(model, tokens) // ranks,
-                f"{tokens} tokens x 16 bits x ({2 + _MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
+                f"{tokens} tokens x 16 bits x ({2 + MLP_WIDTHS} hidden sizes + 2 (query + KV heads) x head size)",
                 Evidence.PREDICTED,
             ),
             Term(
@@ -286,16 +285,6 @@ class MemoryModel(DeviceMemory):
         loads = [(b.total_tokens, b.share) for b in self.workload.buckets]
         stored = sum(share * sum(n * layout.logical_bytes(t) for layout, n in self.layouts) for t, share in loads)
         return 8 * stored / _elements(self.layouts, loads)
-
-
-def activation_bytes(model: ModelSpec, tokens: int) -> int:
-    """Return the 16-bit intermediate results of *tokens* in one forward pass: what is alive at the widest place.
-
-    A residual stream and its normed copy, queries and attention output, K and V, and an MLP's gate, up and product.
-    """
-    head_dim = max(layer.head_dim for layer in model.layers)
-    kv_heads = max(layer.kv_heads for layer in model.layers)
-    return 2 * tokens * ((2 + _MLP_WIDTHS) * model.hidden_size + 2 * (model.query_heads + kv_heads) * head_dim)
 
 
 def _elements(layouts: Sequence[tuple[KVLayout, int]], loads: Sequence[tuple[int, float]]) -> float:

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kvplan.core.activations import activation_bytes
 from kvplan.core.allocation import Allocation, BlockGroup, Capacity, Setup, Term
 from kvplan.core.logical import LogicalSize, logical_size
-from kvplan.core.memory import activation_bytes
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.errors import InputError
 from kvplan.units import format_bytes

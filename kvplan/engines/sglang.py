@@ -195,9 +195,11 @@ def _groups(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence
     others = [layer for layer in layers if not _in_window_pool(model, layer, setup)]
     page = _page_tokens(model, setup)
     found = [
-        _group([b for layer in others for b in _token_buffers(model, layer, form, setup, others)], page),
+        _token_group(model, form, setup, others, page),
         _window_group(model, form, setup, windows, page),
-        _group([_Buffers(part=part) for layer in layers for part in _state_parts(layer, setup)], None),
+        _group(
+            [(_Buffers(part=p), n) for layer, n in Counter(layers).items() for p in _state_parts(layer, setup)], None
+        ),
     ]
     groups = [group for group in found if group is not None]
     return tuple(replace(g, spare_blocks=_state_spares(setup)) if g.block_tokens is None else g for g in groups)
@@ -209,18 +211,33 @@ def _page_tokens(model: ModelSpec, setup: Setup) -> int:
     return _SPARSE_PAGE_TOKENS if any(layer.sides for layer in model.layers) else _PAGE_TOKENS
 
 
-def _group(buffers: Iterable[_Buffers], page: int | None) -> CacheGroup | None:
-    """Return the pool of *buffers*; None where there are none."""
-    found = list(buffers)
-    if not found:
+def _group(buffers: Iterable[tuple[_Buffers, int]], page: int | None) -> CacheGroup | None:
+    """Return the pool of *buffers*, each of so many layers; None where there are none."""
+    counted: Counter[CachePart] = Counter()
+    empty, some = 0.0, False
+    for one, layers in buffers:
+        some = True
+        empty += layers * one.empty_bytes
+        if one.part is not None:
+            counted[one.part] += layers
+    if not some:
         return None
-    counted = Counter(one.part for one in found if one.part is not None)
     parts = tuple(
         replace(part, layers=n, logical_unit_bytes=n * part.logical_unit_bytes, unit_bytes=n * part.unit_bytes)
         for part, n in counted.items()
     )
-    empty = (page or 1) * sum(one.empty_bytes for one in found)
-    return CacheGroup(parts=parts, block_tokens=page, padding_layer_bytes=empty)
+    return CacheGroup(parts=parts, block_tokens=page, padding_layer_bytes=(page or 1) * empty)
+
+
+def _token_group(
+    model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence[LayerSpec], page: int
+) -> CacheGroup | None:
+    """Return the pool of tokens of *layers*; None where they have none."""
+    kinds = Counter(layers)  # most layers are alike
+    shape = _pool_shape(model, list(kinds))
+    return _group(
+        ((b, n) for layer, n in kinds.items() for b in _token_buffers(model, layer, form, setup, shape)), page
+    )
 
 
 def _window_group(
@@ -231,7 +248,7 @@ def _window_group(
     A sequence holds its window, what has run over it since some was last given back, a page to begin at one's start
     and the page that the next token is written to (compute_swa_request_cap).
     """
-    group = _group((b for layer in layers for b in _token_buffers(model, layer, form, setup, layers)), page)
+    group = _token_group(model, form, setup, layers, page)
     if group is None:
         return None
     window = max(layer.window_tokens or 0 for layer in layers)
@@ -239,10 +256,9 @@ def _window_group(
 
 
 def _token_buffers(
-    model: ModelSpec, layer: LayerSpec, form: EngineFormat, setup: Setup, pool: Sequence[LayerSpec]
+    model: ModelSpec, layer: LayerSpec, form: EngineFormat, setup: Setup, shape: LayerSpec | None
 ) -> list[_Buffers]:
-    """Return the buffers of *layer* in the pool that it shares with the layers of *pool*."""
-    shape = _pool_shape(model, pool)
+    """Return the buffers of *layer* in a pool whose layers have the K and V of *shape*."""
     if shape is None or (not layer.kv_heads and any(one.states for one in model.layers)):
         return []  # layers of states have no tokens, and beside them other layers have none either
     if shape.kind is LayerKind.LATENT:

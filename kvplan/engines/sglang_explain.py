@@ -16,6 +16,7 @@ from kvplan.errors import KvplanError
 
 _DEPARTURES_MAX: Final = 3
 """More of them would explain anything."""
+_INDEXER, _UNPRINTED = "indexer keys", "unprinted-indexer"
 _MAPPED_BYTES: Final = 2 << 20
 """By which a buffer that is mapped after graphs are captured is rounded."""
 
@@ -26,11 +27,13 @@ class _Case:
 
     Attributes:
         drafting: What layers that draft have; empty where there are none.
+        left_out: Parts of the pools that are not in the sizes that were printed.
     """
 
     stages: tuple[TokenPools, ...]
     key_share: float
     drafting: tuple[TokenPools, ...]
+    left_out: tuple[str, ...] = ()
 
     def pools(self) -> list[CacheGroup]:
         """Return the pools of tokens and of windows of all stages."""
@@ -39,7 +42,7 @@ class _Case:
 
 def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
     """Return a finding for each figure of the pools in a log."""
-    found = [*_reserved(facts), *_agreement(facts), *_context(facts)]
+    found = [*_reserved(facts), *_agreement(facts, model), *_context(facts)]
     checks = _checks(facts)
     if model is None:
         reason = "the model's geometry is not known: name it with --model"
@@ -101,12 +104,11 @@ def _has_windows(facts: LogFacts) -> bool:
 
 def _state_checks(facts: LogFacts) -> Iterator[Check]:
     slots = facts.last("slots")
-    if slots is None:
-        return
     named = (("conv_size", "convolution inputs"), ("state_size", "recurrent states"))
     for name, what in named:
         for figure in first_of_ranks(facts.figures.get(name, ())):
-            yield Check(what=what, name=name, figure=figure, tokens=slots.value)
+            why = "the log does not say how many slots there are" if slots is None else ""
+            yield Check(what=what, name=name, figure=figure, tokens=slots.value if slots else 0, why=why)
     drafted = facts.last("drafted_state_size")
     if drafted is not None:
         why = "the log does not say how many requests draft how many tokens"
@@ -117,7 +119,7 @@ def _expected(check: Check, case: _Case, facts: LogFacts) -> Bands:
     """Return what the figure may be; None where the log lacks what it follows from."""
     if check.name in ("k_size", "v_size", "kv_size"):
         share = {"k_size": case.key_share, "v_size": 1 - case.key_share}.get(check.name, 1.0)
-        return None if check.why else exact(share * _buffer(group, check.tokens) for group in case.pools())
+        return None if check.why else exact(share * _printed(group, check.tokens, case) for group in case.pools())
     if check.name.startswith("drafted_") and check.name != "drafted_state_size":
         share = {"drafted_k_size": case.key_share, "drafted_v_size": 1 - case.key_share}.get(check.name, 1.0)
         sizes = [share * _buffer(group, check.tokens) for stage in case.drafting for group in stage.groups]
@@ -145,6 +147,12 @@ def _buffer(group: CacheGroup, tokens: float) -> float:
     return (tokens + group.units_per_block) * group.bytes_per_block / group.units_per_block
 
 
+def _printed(group: CacheGroup, tokens: float, case: _Case) -> float:
+    """Return the bytes of a pool that were printed as its size."""
+    left_out = sum(part.unit_bytes for part in group.parts if part.name in case.left_out)
+    return _buffer(group, tokens) - (tokens + group.units_per_block) * left_out
+
+
 def _window_bands(check: Check, case: _Case, facts: LogFacts) -> Bands:
     found: list[float] = []
     for stage in case.stages:
@@ -159,6 +167,8 @@ def _window_bands(check: Check, case: _Case, facts: LogFacts) -> Bands:
 
 def _state_bands(check: Check, case: _Case, facts: LogFacts) -> Bands:
     kept = [stage.states.parts for stage in case.stages if stage.states is not None]
+    if check.why and check.name != "drafted_state_size":
+        return None
     if check.name == "conv_size":
         return exact((check.tokens + 1) * _part_bytes(parts, "convolution inputs") for parts in kept)
     if check.name == "state_size":
@@ -201,7 +211,9 @@ def _case(model: ModelSpec, form: str, setup: Setup) -> _Case:
     if model.draft_layers:
         alone = replace(model, layers=model.draft_layers, draft_layers=())
         drafting = allocate_stages(alone, form, replace(setup, pipeline_parallel=1))
-    return _Case(stages=allocate_stages(model, form, setup), key_share=key_share(model, form), drafting=drafting)
+    left_out = (_INDEXER,) if _UNPRINTED in setup.options else ()
+    stages = allocate_stages(model, form, setup)
+    return _Case(stages=stages, key_share=key_share(model, form), drafting=drafting, left_out=left_out)
 
 
 def _formats(facts: LogFacts, model: ModelSpec) -> list[Choice]:
@@ -250,6 +262,10 @@ def _indexers(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     if not facts.setup.option("dsa-decode-backend"):
         raw = "latent vectors have no scales: TensorRT-LLM's kernels read them"
         found.append((raw, {"options": {"dsa-decode-backend=trtllm"}}))
+    if not facts.setup.version:
+        found.append(
+            ("an indexer's keys are not in the printed size (sgl-project/sglang#11309)", {"options": {_UNPRINTED}})
+        )
     return found
 
 
@@ -281,19 +297,24 @@ def _reserved(facts: LogFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _agreement(facts: LogFacts) -> Iterator[Finding]:
-    """Yield whether `max_total_num_tokens` is the pool's, which needs no model, and what it does not say."""
+def _agreement(facts: LogFacts, model: ModelSpec | None) -> Iterator[Finding]:
+    """Yield whether `max_total_num_tokens` is the pool's, and what it does not say."""
     total = facts.last("tokens")
     pools = facts.figures.get("captured_tokens") or facts.figures.get("full_tokens")
     pools = pools or facts.figures.get("pool_tokens", ())
-    if total is None or not pools:
+    if total is None:
+        return
+    if not pools:
+        reason = "the log does not print the size of the pool"
+        yield unchecked(Check(what="max_total_num_tokens", name="tokens", figure=total), reason)
         return
     own = [figure.value for figure in pools]
     verdict, reasons = Verdict.AGREES, ["tokens of the pool"]
-    if total.value not in own and not any(abs(total.value - value) < 1 for value in own):
+    if total.value not in own:
         verdict, reasons = Verdict.UNEXPLAINED, ["it is of no pool that was printed"]
-        if total.value > max(own) and facts.setup.pipeline_parallel > 1:
-            verdict, reasons = Verdict.NOT_CHECKED, ["stages have pools of their own"]
+        lone = model is not None and not any(layer.window_tokens for layer in model.layers)
+        if total.value > max(own) and (not lone or facts.setup.pipeline_parallel > 1):
+            verdict, reasons = Verdict.NOT_CHECKED, ["the log may lack the line of the pool that it is of"]
     window = facts.last("window_tokens")
     if verdict is Verdict.AGREES and window is not None and _has_windows(facts):
         verdict = Verdict.MISLEADS

@@ -101,6 +101,9 @@ def _checks(facts: LogFacts) -> list[Check]:
     whole, used = facts.last("bytes"), facts.last("used_tokens")
     if whole is not None and used is not None:
         found.append(Check(what="bytes of the cache", name="bytes", figure=whole, tokens=used.value))
+    blocks = facts.last("blocks")
+    if blocks is not None and serving is None and "free" in facts.figures:
+        found.append(Check(what="blocks", name="blocks", figure=blocks))
     slots = facts.last("slots")
     for name, what in (("conv_size", "convolution inputs"), ("state_size", "recurrent states")):
         figure = facts.last(name)
@@ -120,6 +123,8 @@ def _expected(check: Check, case: _Case, facts: LogFacts) -> Bands:
     if check.name == "bytes":
         page = case.pools.windows[0].units_per_block
         return ((check.tokens * own, ceil_div(int(check.tokens), page) * page * own),)
+    if check.name == "blocks":
+        return _block_bands(case, facts)
     if check.name in ("conv_size", "state_size"):
         return _state_bands(check, case)
     if len(case.pools.windows) > 1:
@@ -127,16 +132,28 @@ def _expected(check: Check, case: _Case, facts: LogFacts) -> Bands:
     return ((check.tokens * own, check.tokens * own), (check.tokens * both, check.tokens * both))
 
 
+def _block_bands(case: _Case, facts: LogFacts) -> Bands:
+    """Return the blocks that the free memory makes; None where each window has its own."""
+    free = facts.last("free")
+    if free is None or len(case.pools.windows) > 1:
+        return None
+    page, size = case.pools.windows[0].units_per_block, case.token_bytes(case.pools)
+    share = fraction(facts.setup)
+    return ((free.low * share // size // page, float(ceil_div(int(free.high * share // size), page))),)
+
+
 def _window_bands(check: Check, case: _Case, facts: LogFacts) -> Bands:
     """Return the bytes of pools of several windows: tokens are printed of all together."""
-    blocks = facts.figures.get("window_blocks", ())
-    count = len(case.pools.windows)
-    if len(blocks) < count:
-        return None
-    sizes = sorted(facts.figures.get("window", ())[-count:], key=lambda figure: figure.value)
-    held = {figure.line: number.value for figure, number in zip(facts.figures.get("window", ()), blocks, strict=False)}
+    blocks = {figure.line: figure.value for figure in facts.figures.get("window_blocks", ())}
+    held: dict[float, float] = {}
+    for window in facts.figures.get("window", ()):
+        held.pop(window.value, None)
+        held[window.value] = blocks.get(window.line, 0)
     groups = sorted(case.pools.windows, key=lambda group: group.held_tokens_max or float("inf"))
-    size = sum(held[window.line] * group.bytes_per_block for window, group in zip(sizes, groups, strict=False))
+    if len(held) < len(groups):
+        return None
+    latest = sorted(list(held.items())[-len(groups) :])
+    size = sum(count * group.bytes_per_block for (_, count), group in zip(latest, groups, strict=True))
     return ((size, size),)
 
 
@@ -153,7 +170,7 @@ def _cases(facts: LogFacts, model: ModelSpec) -> tuple[list[tuple[tuple[str, ...
     """Return the settings to try, and why the pools of the model are not known where there are none."""
     context = max(1, facts.setup.context_tokens or model.context_tokens)
     base = replace(facts.setup, context_tokens=context)
-    choices = [_formats(facts, model), _ranks(facts), _windows(facts, model), _states(facts)]
+    choices = [_formats(facts, model), _ranks(facts), _pages(facts), _windows(facts, model), _states(facts)]
     found, refused = [], ""
     for departures, form, setup in settings(base, choices, _DEPARTURES_MAX):
         try:
@@ -182,6 +199,12 @@ def _ranks(facts: LogFacts) -> list[Choice]:
     if ATTENTION_DP not in facts.setup.options:
         found += [(f"{n} tensor parallel ranks", {"tensor_parallel": n}) for n in (2, 4, 8, 16)]
     return found
+
+
+def _pages(facts: LogFacts) -> list[Choice]:
+    if "block_tokens" in facts.stated or not facts.figures.keys() & {"blocks", "bytes"}:
+        return [("", {})]
+    return [("", {}), *((f"blocks of {n} tokens", {"block_tokens": n}) for n in (64, 128, 16))]
 
 
 def _windows(facts: LogFacts, model: ModelSpec) -> list[Choice]:
@@ -241,7 +264,7 @@ def _budget(facts: LogFacts) -> Iterator[Finding]:
 def _blocks(facts: LogFacts) -> Iterator[Finding]:
     """Yield whether blocks of so many tokens are the tokens that were printed, which needs no model."""
     serving, blocks, page = _serving(facts), facts.last("blocks"), facts.last("block_tokens")
-    if serving is None or blocks is None or page is None or blocks.line > serving[1].line:
+    if serving is None or blocks is None or page is None or not page.value or blocks.line > serving[1].line:
         return
     product = blocks.value * page.value
     verdict = Verdict.AGREES if serving[1].holds(product) else Verdict.UNEXPLAINED

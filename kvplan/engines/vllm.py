@@ -198,7 +198,7 @@ def in_flight_tokens(setup: Setup) -> int:
 
 def _latent_page(model: ModelSpec, layer: LayerSpec, form: EngineFormat, setup: Setup, block_tokens: int) -> _Page:
     """Return the page of a latent vector, which every rank holds whole."""
-    sparse = layer.sides and form.quantized  # sparse attention reads 8 bits in a layout of its own
+    sparse = form.quantized and any(other.sides for other in model.layers)  # read in 8 bits by a layout of its own
     stored = (find_format(NAME, FORMATS, SPARSE_LATENT) if sparse else form).latent_bytes(
         layer.head_dim, layer.rope_dim
     )

@@ -43,7 +43,7 @@ def _print_pool(console: Console, results: Sequence[CacheSize]) -> None:
         for term in size.pool:
             say(console, f"{term.name}: {format_bytes(term.bytes, digits=2)}, {term.evidence}, {term.formula}")
         if not any(term.name == "beside tensors" for term in size.pool):
-            say(console, "not in there: what a process takes beside tensors, and graphs; a log tells them (--measured)")
+            say(console, "not in there: what a process takes beside tensors, and graphs: a log tells (--measured)")
 
 
 def _label(model: str) -> str:
@@ -73,7 +73,8 @@ def _print_table(console: Console, results: Sequence[CacheSize]) -> None:
         if counted is None:
             continue
         row = [
-            escape(_label(size.model)), *([size.engine] if engines else []), escape(size.format), str(size.context_tokens),
+            escape(_label(size.model)), *([size.engine] if engines else []), escape(size.format),
+            str(size.context_tokens),
             format_bytes(counted.bytes_per_sequence, digits=2),
             format_bytes(counted.growth_bytes_per_token, digits=2),
         ]  # fmt: skip

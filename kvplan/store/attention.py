@@ -116,7 +116,7 @@ def _slides(keys: Keys, rule: WindowRule, layers: int, window: int) -> list[bool
         first = keys.count("max_window_layers") or 0
         return [layer >= first for layer in range(layers)]
     if rule is WindowRule.PATTERN:
-        every = keys.size("sliding_window_pattern", "_sliding_window_pattern")
+        every = keys.size("sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers")
         return [(layer + 1) % every != 0 for layer in range(layers)]
     if rule is WindowRule.NONE and window >= keys.size(*CONTEXT):
         return [False] * layers
@@ -431,6 +431,18 @@ def nested_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 
 
 NESTED: Final = CacheRule(layers=nested_layers, reads=frozenset({"attn_config"}))
+
+
+def scaled_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return OpenELM's layers, each with KV heads of its own number (arXiv 2404.14619)."""
+    listed, size = keys.get("num_kv_heads"), keys.size("head_dim")
+    layers = keys.layer_count()
+    if not isinstance(listed, list) or len(listed) != layers or not all(type(n) is int and n > 0 for n in listed):
+        raise keys.wrong(f"num_kv_heads must be a list of {layers} numbers, one a layer")
+    return tuple(LayerSpec(kind=LayerKind.FULL, kv_heads=heads, head_dim=size) for heads in listed)
+
+
+SCALED: Final = CacheRule(layers=scaled_layers)
 
 
 def crossed_layers(keys: Keys) -> tuple[LayerSpec, ...]:

@@ -63,7 +63,7 @@ def read_geometry(config: Mapping[str, Any], where: str) -> Geometry:
     return Geometry(
         architecture=_name(config, inner, architecture),
         layers=layers,
-        query_heads=keys.size(*HEADS) if attends else 0,
+        query_heads=_query_heads(keys) if attends else 0,
         hidden_size=keys.size(*HIDDEN),
         vocab_size=keys.size(*VOCAB),
         context_tokens=keys.size(*CONTEXT) if attends else context,
@@ -71,6 +71,16 @@ def read_geometry(config: Mapping[str, Any], where: str) -> Geometry:
         tied=_tied(config, inner, architecture),
         draft_layers=rule.drafts(keys) if rule.drafts else (),
     )
+
+
+def _query_heads(keys: Keys) -> int:
+    """Return the query heads of a layer, the most of any where each has its own number."""
+    listed: Any = keys.get("num_query_heads")
+    if not isinstance(listed, list):
+        return keys.size(*HEADS)
+    if not listed or not all(type(heads) is int and heads > 0 for heads in listed):
+        raise keys.wrong("num_query_heads must be a list of numbers, one a layer")
+    return int(max(listed))
 
 
 def language_keys(config: Mapping[str, Any], where: str) -> Keys:
@@ -142,7 +152,7 @@ def _float_type(config: Mapping[str, Any], keys: Keys) -> FloatType:
 
 def _tied(config: Mapping[str, Any], inner: Mapping[str, Any], architecture: Architecture) -> bool:
     for values in (config, inner):
-        stated = values.get("tie_word_embeddings")
+        stated = values.get("tie_word_embeddings", values.get("share_input_output_layers"))
         if isinstance(stated, bool):
             return stated
     return architecture.tied

@@ -6,6 +6,7 @@ from typing import Any, Final
 from kvplan.errors import InputError, UnsupportedModelError
 from kvplan.store.architectures import GGUF_MODEL_TYPES
 from kvplan.store.gguf import GgufHeader
+from kvplan.store.gguf_layers import LAYER_READERS, LayerKeys
 from kvplan.store.keys import SUPPORTED
 from kvplan.store.shaping import CHUNKED, LATENT, RECURRENT, SHARED, SPARSE, UNEVEN
 
@@ -20,6 +21,13 @@ _HARMLESS_ATTENTION_KEYS: Final = frozenset({
     "clamp_kqv", "max_alibi_bias", "scale", "output_scale", "temperature_length", "temperature_scale",
     "sliding_window_pattern",
 })  # fmt: skip
+_INDEXER_READ: Final = {
+    "attention.indexer.head_count": "index_n_heads", "attention.indexer.key_length": "index_head_dim",
+    "attention.indexer.top_k": "index_topk",
+}  # fmt: skip
+_DRAFTS: Final = "nextn_predict_layers"
+_DRAFTS_LAST: Final = frozenset({"glm4moe", "glm-dsa", "qwen35", "qwen35moe"})
+"""Whose last layers are those for multi-token prediction, which llama.cpp keeps no cache of."""
 _LATENT_READ: Final = {"attention.kv_lora_rank": "kv_lora_rank", "rope.dimension_count": "qk_rope_head_dim"}
 _DELTA_READ: Final = {
     "ssm.conv_kernel": "linear_conv_kernel_dim", "ssm.state_size": "linear_key_head_dim",
@@ -27,7 +35,8 @@ _DELTA_READ: Final = {
     "full_attention_interval": "full_attention_interval",
 }  # fmt: skip
 _FAMILY_READ: Final = {
-    "deepseek2": _LATENT_READ, "qwen3next": _DELTA_READ, "qwen35": _DELTA_READ, "qwen35moe": _DELTA_READ,
+    "deepseek2": _LATENT_READ, "glm-dsa": _LATENT_READ | _INDEXER_READ,
+    "qwen3next": _DELTA_READ, "qwen35": _DELTA_READ, "qwen35moe": _DELTA_READ,
     "mamba": {"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.inner_size": "intermediate_size"},
     "mamba2": {"ssm.conv_kernel": "conv_kernel", "ssm.state_size": "state_size", "ssm.group_count": "n_groups",
                "ssm.time_step_rank": "num_heads"},
@@ -42,6 +51,8 @@ _HEADS_OF_INNER: Final = {
 _FAMILY_IGNORED: Final = {
     "deepseek2": frozenset({"attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
                             "attention.key_length", "attention.value_length"}),
+    "glm-dsa": frozenset({"attention.q_lora_rank", "attention.key_length_mla", "attention.value_length_mla",
+                          "attention.key_length", "attention.value_length"}),
     "mamba": frozenset({"ssm.time_step_rank", "ssm.dt_b_c_rms"}),
 }  # fmt: skip
 """What shapes projections, and not the cache."""
@@ -80,19 +91,35 @@ def gguf_config(path: Path, header: GgufHeader) -> dict[str, Any]:
 
 def _read_keys(path: Path, name: str, own: dict[str, Any], arrays: set[str]) -> dict[str, Any]:
     """Return the config's keys that the *own* ones of architecture *name* stand for; *arrays* are not all in them."""
-    prefix, ignored = f"{name}.", _FAMILY_IGNORED.get(name, frozenset())
+    prefix, layers = f"{name}.", LAYER_READERS.get(name)
+    ignored = _FAMILY_IGNORED.get(name, frozenset()) | (layers.reads if layers else frozenset())
     read = {key: word for key, word in _READ.items() if key not in ignored} | _FAMILY_READ.get(name, {})
     known = ignored | set(read) | ({_INNER} if name in _HEADS_OF_INNER else set())
+    known |= {_DRAFTS} if name in _DRAFTS_LAST else set()
     _refuse_shaping_keys(path, prefix, (arrays | set(own)) - known, own)
     config: dict[str, Any] = {read[key]: _even(path, prefix + key, own[key]) for key in read if key in own}
     if name in _HEADS_OF_INNER:
         config[_HEADS_OF_INNER[name]] = _state_head_dim(path, prefix, own)
+    if layers:
+        config |= layers.read(LayerKeys(where=str(path), name=name, values=own))
+    if name in _DRAFTS_LAST and own.get(_DRAFTS):
+        config |= _without_drafts(path, prefix, own)
     config.setdefault("num_key_value_heads", config.get("num_attention_heads"))
     config.setdefault("sliding_window", None)
     value_dim = own.get("attention.value_length", own.get("attention.key_length"))
+    swa_key, swa_value = own.get("attention.key_length_swa"), own.get("attention.value_length_swa")
+    if swa_value not in (None, swa_key):
+        raise _unsupported(path, f"{prefix}attention.value_length_swa", UNEVEN)
     if "attention.value_length" not in ignored and value_dim != own.get("attention.key_length"):
         raise _unsupported(path, f"{prefix}attention.value_length", UNEVEN)
     return config
+
+
+def _without_drafts(path: Path, prefix: str, own: dict[str, Any]) -> dict[str, Any]:
+    layers, drafts = own.get("block_count"), own[_DRAFTS]
+    if type(layers) is not int or type(drafts) is not int or not 0 < drafts < layers:
+        raise InputError(f"{prefix}{_DRAFTS} is {str(drafts)[:60]!r} of {str(layers)[:60]!r} layers", where=str(path))
+    return {"num_hidden_layers": layers - drafts, "num_nextn_predict_layers": drafts}
 
 
 def _state_head_dim(path: Path, prefix: str, own: dict[str, Any]) -> int:

@@ -8,12 +8,13 @@ from typing import Any, Final, TypeVar
 from kvplan.core.specs import LayerSpec
 from kvplan.errors import InputError, UnsupportedModelError
 
-LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers")
-HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads")
-HIDDEN: Final = ("hidden_size", "n_embd", "d_model")
+LAYERS: Final = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "num_transformer_layers")
+HEADS: Final = ("num_attention_heads", "n_head", "n_heads", "decoder_attention_heads", "num_heads")
+HIDDEN: Final = ("hidden_size", "n_embd", "d_model", "model_dim")
 CONTEXT: Final = (
     "max_position_embeddings", "n_positions", "max_seq_len", "seq_length", "n_ctx", "model_max_length",
     "context_length", "max_sequence_length", "max_target_positions",
+    "max_context_length",
 )  # fmt: skip
 VOCAB: Final = ("vocab_size", "padded_vocab_size")
 LAYERS_MAX: Final = 10_000

@@ -11,8 +11,6 @@ from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.errors import InputError, MissingPartError, UnsupportedModelError
 from kvplan.store.configs import Geometry, read_geometry
 from kvplan.store.files import JSON_BYTES_MAX, decode_object, read_file
-from kvplan.store.gguf import read_gguf_header
-from kvplan.store.gguf_configs import gguf_config
 from kvplan.store.safetensors import SafetensorsHeader, StoredTensor, read_safetensors_header
 from kvplan_kernels.format import FloatType
 
@@ -29,7 +27,7 @@ _NO_PARAMETER: Final = re.compile(
 """Tables that files carry and the model computes for itself."""
 
 
-def load_model_spec(name: str | Path, *, runtime: bool = True) -> ModelSpec:
+def load_model_spec(name: str | Path, *, runtime: bool = True, weights: bool = True) -> ModelSpec:
     """Return what kvplan needs to know of the model *name*.
 
     Weights are counted as loaded: two bytes for every floating-point parameter, whatever it was saved in, tied
@@ -41,6 +39,7 @@ def load_model_spec(name: str | Path, *, runtime: bool = True) -> ModelSpec:
         name: `demo`, a folder with config.json, a GGUF file, a config.json, or the id of a model in the local Hugging
             Face cache.
         runtime: Whether to refuse a model that kvplan's runtime does not hold; its size can be counted all the same.
+        weights: Whether to predict the weights of a config without files; without it they stay unknown.
 
     Raises:
         InputError: There is no such model here, or its files cannot be read.
@@ -50,7 +49,7 @@ def load_model_spec(name: str | Path, *, runtime: bool = True) -> ModelSpec:
     if path.suffix.lower() == ".gguf":
         spec = _from_gguf(str(name), path)
     else:
-        spec = _from_config(str(name), path / "config.json" if path.is_dir() else path)
+        spec = _from_config(str(name), path / "config.json" if path.is_dir() else path, predicted=weights)
     refusal = next((layer.runtime_refusal for layer in spec.layers if layer.runtime_refusal), "")
     if runtime and refusal:
         hint = "`kvplan size` counts its logical bytes"
@@ -146,7 +145,7 @@ def _spec(name: str, geometry: Geometry, digest: str) -> ModelSpec:
     )
 
 
-def _from_config(name: str, path: Path) -> ModelSpec:
+def _from_config(name: str, path: Path, *, predicted: bool) -> ModelSpec:
     data = read_file(path, limit_bytes=JSON_BYTES_MAX)
     config = decode_object(path, data)
     geometry = read_geometry(config, str(path))
@@ -157,6 +156,8 @@ def _from_config(name: str, path: Path) -> ModelSpec:
     for header in headers:
         digest.update(header.header_bytes)
     spec = _spec(name, geometry, digest.hexdigest())
+    if not headers and not predicted:
+        return replace(spec, weights_unknown="they were not asked for")
     if not headers:
         return _with_predicted(spec, {**_beside(path), **config}, geometry, str(path))
     tensors = _loaded(headers, tied=geometry.tied)
@@ -244,6 +245,9 @@ def _parameters(tensors: list[StoredTensor]) -> int | None:
 
 
 def _from_gguf(name: str, path: Path) -> ModelSpec:
+    from kvplan.store.gguf import read_gguf_header
+    from kvplan.store.gguf_configs import gguf_config
+
     header = read_gguf_header(path)
     geometry = read_geometry(gguf_config(path, header), str(path))
     parameters = sum(tensor.elements for tensor in header.tensors if not _NO_PARAMETER.fullmatch(tensor.name))

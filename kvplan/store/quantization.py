@@ -55,7 +55,7 @@ class ModuleNames:
             if pattern.startswith("re:"):
                 expressions.append(re.compile(pattern.removeprefix("re:")))
                 continue
-            name = _own(pattern.removeprefix("re:"))
+            name = _own(pattern)
             if "*" not in name:
                 self.exact.add(name)
             elif name.endswith("*") and "*" not in name[:-1]:
@@ -117,25 +117,27 @@ class Quantization:
         return self.rest if self.rest is not None and weight.kind in self.kinds else FLOAT16
 
 
-def read_quantization(config: Mapping[str, Any], keys: Keys) -> Quantization:
-    """Return what the config's `quantization_config`, or its language model's, says of the weights.
+def read_quantization(config: Mapping[str, Any], keys: Keys, *, language: bool = True) -> Quantization:
+    """Return what the config's `quantization_config` says of the weights.
+
+    What stands in the language model's own part is for its weights alone; *language* is False for those beside it.
 
     Raises:
         UnsupportedModelError: The method is unknown, or a part of it.
         InputError: A value cannot be.
     """
-    found = _stated(config, keys)
+    outer = Keys(config, keys.where, keys.type, keys.architecture)
+    found = _stated((outer, keys) if language else (outer,))
     experts = keys.get("expert_dtype")
-    if experts in (None, "fp8", "bfloat16"):
+    if not language or experts in (None, "fp8", "bfloat16"):
         return found
     if experts != "fp4":
         raise keys.unsupported("expert_dtype", f"experts in {str(experts)[:60]!r}")
-    return replace(found, experts=_MXFP4)  # DeepSeek V4: groups of 32 (vllm, models/deepseek_v4)
+    return replace(found, experts=_MXFP4)  # DeepSeek V4: groups of 32, as its model card says
 
 
-def _stated(config: Mapping[str, Any], keys: Keys) -> Quantization:
-    outer = Keys(config, keys.where, keys.type, keys.architecture)
-    for holder in (outer, keys):
+def _stated(holders: Sequence[Keys]) -> Quantization:
+    for holder in holders:
         for key in ("quantization_config", "compression_config"):
             if holder.get(key):
                 return _read(holder.inside(key))

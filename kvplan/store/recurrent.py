@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvplan.core.specs import LayerKind, LayerSpec, StateCache
-from kvplan.store.attention import LATENT, full_layer, latent_layer
-from kvplan.store.keys import HEADS, HIDDEN, LAYERS_MAX, CacheRule, Keys
+from kvplan.store.attention import LATENT, full_layer, kv_heads, latent_layer, windowed
+from kvplan.store.keys import HEADS, HIDDEN, LAYERS, LAYERS_MAX, CacheRule, Keys
 
 _DTYPE_KEYS: Final = ("mamba_ssm_cache_dtype", "mamba_ssm_dtype")
 _MIXED_KINDS: Final = {"full_attention": True, "attention": True, "linear_attention": False, "mamba": False}
@@ -57,12 +57,15 @@ MAMBA: Final = CacheRule(layers=mamba_layers, reads=frozenset({"state_size", "co
 def jamba_layers(keys: Keys) -> tuple[LayerSpec, ...]:
     """Return Jamba's layers: one of attention in each period, Mamba in the others (arXiv 2403.19887)."""
     states = _mamba1(keys, "mamba_d_state", "mamba_d_conv", keys.size("mamba_expand") * keys.size(*HIDDEN))
+    listed = keys.listed("layers_block_type", _MIXED_KINDS, keys.layer_count())
+    if listed is not None:
+        return _mixed(keys, listed, states)
     period, offset = keys.size("attn_layer_period"), keys.count("attn_layer_offset")
     return _mixed(keys, [layer % period == offset for layer in range(keys.layer_count())], states)
 
 
 _MAMBA_KEYS: Final = frozenset({"mamba_d_state"})
-JAMBA: Final = CacheRule(layers=jamba_layers, reads=_MAMBA_KEYS | {"attn_layer_period"})
+JAMBA: Final = CacheRule(layers=jamba_layers, reads=_MAMBA_KEYS | {"attn_layer_period", "layers_block_type"})
 
 
 def _mamba2(
@@ -271,14 +274,139 @@ def lightning_layers(keys: Keys) -> tuple[LayerSpec, ...]:
 LIGHTNING: Final = CacheRule(layers=lightning_layers, reads=frozenset({"attn_type_list"}))
 
 
+_HYBRID_KINDS: Final = {
+    "hybrid": True, "mamba": False, "linear_attention": False, "m": False, "g": True,
+}  # fmt: skip
+
+
+def _with_attention(keys: Keys, hybrid: Sequence[bool], states: tuple[StateCache, ...]) -> tuple[LayerSpec, ...]:
+    """Return layers that all keep *states*; hybrid ones attend as well, to twice the hidden size in as many heads."""
+    heads, wide = keys.size(*HEADS), 2 * keys.size(*HIDDEN)
+    if wide % heads:
+        raise keys.wrong(f"twice hidden_size {wide // 2} is no multiple of {heads} heads")
+    both = LayerSpec(kind=LayerKind.FULL, kv_heads=kv_heads(keys, heads), head_dim=wide // heads, states=states)
+    return tuple(both if one else _only_state(states) for one in hybrid)
+
+
+def _hybrid_layers(keys: Keys) -> list[bool] | None:
+    layers = keys.layer_count()
+    for key in ("layers_block_type", "layer_types"):
+        listed = keys.listed(key, _HYBRID_KINDS, layers)
+        if listed is not None:
+            return listed
+    return None
+
+
+def zamba_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return Zamba's layers: Mamba in each, and one attention whose weights some of them share (arXiv 2405.16712)."""
+    layers, hybrid = keys.layer_count(), _hybrid_layers(keys)
+    if hybrid is None:  # the first three aside, as ZambaConfig makes them
+        period, offset = keys.size("attn_layer_period"), keys.count("attn_layer_offset")
+        hybrid = ([False, False, True] + [layer % period == offset for layer in range(layers - 3)])[:layers]
+    inner = keys.size("mamba_expand") * keys.size(*HIDDEN)
+    return _with_attention(keys, hybrid, _mamba1(keys, "mamba_d_state", "mamba_d_conv", inner))
+
+
+def zamba2_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return the layers of Zamba 2, with Mamba 2 (arXiv 2411.15242)."""
+    hybrid = _hybrid_layers(keys)
+    if hybrid is None:
+        raise keys.wrong("has no layers_block_type", f"a {keys.type} config needs one")
+    inner = keys.size("mamba_expand") * keys.size(*HIDDEN)
+    states = _mamba2(keys, inner, groups="mamba_ngroups", state="mamba_d_state", kernel="mamba_d_conv")
+    return _with_attention(keys, hybrid, states)
+
+
+_ZAMBA_KEYS: Final = _MAMBA_KEYS | {"layers_block_type", "attention_head_dim", "attn_layer_period", "kv_channels"}
+ZAMBA: Final = CacheRule(layers=zamba_layers, reads=_ZAMBA_KEYS)
+ZAMBA2: Final = CacheRule(layers=zamba2_layers, reads=_ZAMBA_KEYS)
+
+
+def griffin_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return the layers of Recurrent Gemma: gated linear recurrences, and attention in a window (arXiv 2402.19427)."""
+    kinds = keys.listed("block_types", {"recurrent": False, "attention": True})
+    if not kinds:
+        raise keys.wrong("has no block_types", f"a {keys.type} config needs them")
+    width = keys.count("lru_width", required=False) or keys.size(*HIDDEN)
+    states = _states(keys, width, keys.size("conv1d_width"), width, fixed=True)
+    attention = windowed(keys, full_layer(keys), keys.size("attention_window_size"))
+    return tuple(attention if kinds[layer % len(kinds)] else _only_state(states) for layer in range(keys.layer_count()))
+
+
+GRIFFIN: Final = CacheRule(layers=griffin_layers, reads=frozenset({"block_types", "lru_width"}))
+_XLSTM_MULTIPLE: Final = 64
+
+
+def xlstm_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return the layers of xLSTM: a matrix, a vector and a number for each head (arXiv 2503.13427).
+
+    Widths are rounded up to a multiple of 64; states are kept in 32 bits (xLSTMConfig).
+    """
+    heads, hidden = keys.size("num_heads"), keys.size(*HIDDEN)
+    key, value = (_share(keys, name, default, hidden) for name, default in _XLSTM_FACTORS)
+    if key % heads or value % heads:
+        raise keys.wrong(f"{heads} heads do not divide {key} and {value} channels")
+    bits = _FLOAT32_BITS if keys.get("inference_state_dtype") is None else keys.state_bits("inference_state_dtype")
+    elements = key * value // heads + key + heads
+    state = StateCache(name="recurrent state", elements=elements, item_bits=bits)
+    return (_only_state((state,)),) * keys.size("num_blocks", *LAYERS, maximum=LAYERS_MAX)
+
+
+_XLSTM_FACTORS: Final = (("qk_dim_factor", 0.5), ("v_dim_factor", 1.0))
+
+
+def _share(keys: Keys, name: str, default: float, hidden: int) -> int:
+    factor = keys.get(name) if keys.get(name) is not None else default
+    if not isinstance(factor, int | float) or not 0 < factor <= hidden:
+        raise keys.wrong(f"{name} is {str(factor)[:60]!r}", "it is a part of the hidden size")
+    return int((hidden * factor + _XLSTM_MULTIPLE - 1) // _XLSTM_MULTIPLE) * _XLSTM_MULTIPLE
+
+
+XLSTM: Final = CacheRule(layers=xlstm_layers)
+
+
+def grouped_delta_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return the layers of Ling's hybrids: Kimi delta attention, then latent attention at the end of each group.
+
+    The heads of both are as many and as wide (BailingHybridConfig).
+    """
+    layers = keys.layer_count()
+    attends = keys.listed("layer_types", _MIXED_KINDS, layers)
+    if attends is None:
+        every = keys.size("layer_group_size")
+        attends = [(layer + 1) % every == 0 or layer >= layers // every * every for layer in range(layers)]
+    heads, size = keys.size(*HEADS), keys.size("head_dim")
+    states = _states(keys, 3 * heads * size, keys.size("short_conv_kernel_size"), heads * size**2, fixed=True)
+    return tuple(latent_layer(keys) if one else _only_state(states) for one in attends)
+
+
+GROUPED_DELTA: Final = CacheRule(
+    layers=grouped_delta_layers, reads=LATENT.reads | {"linear_conv_kernel_dim"}, drafts=LATENT.drafts
+)
+
+
+def old_rwkv_layers(keys: Keys) -> tuple[LayerSpec, ...]:
+    """Return the layers of RWKV 4 (arXiv 2305.13048): two shifted tokens, and three numbers for each channel."""
+    hidden = keys.size(*HIDDEN)
+    inner = keys.count("attention_hidden_size", required=False) or hidden
+    states = (
+        StateCache(name="shifted tokens", elements=2 * hidden),
+        StateCache(name="recurrent state", elements=3 * inner, item_bits=_FLOAT32_BITS),
+    )
+    return (_only_state(states),) * keys.layer_count()
+
+
+OLD_RWKV: Final = CacheRule(layers=old_rwkv_layers, reads=frozenset({"rescale_every"}))
+
+
 def rwkv_layers(keys: Keys) -> tuple[LayerSpec, ...]:
-    """Return the layers of RWKV 5 and 6 (arXiv 2404.05892): two shifted tokens, and a matrix for each head.
+    """Return the layers of RWKV 5 to 7 (arXiv 2404.05892): two shifted tokens, and a matrix for each head.
 
     The matrices are kept in 32 bits (mlc-ai/mlc-llm, python/mlc_llm/model/rwkv5/rwkv5_model.py, `create_rnn_state`).
     """
     hidden = keys.size(*HIDDEN)
     inner = keys.count("attention_hidden_size", required=False) or hidden
-    size = keys.size("head_size")
+    size = keys.size("head_size", "head_dim")
     if inner % size:
         raise keys.wrong(f"head_size {size} does not divide {inner} channels")
     states = (

@@ -7,14 +7,24 @@ from typing import Final
 from kvplan.core.weights import Weight
 from kvplan.store.weight_mixers import (
     gated_delta,
+    gated_recurrence,
     kimi_delta,
     lightning,
     mamba,
     mamba2,
+    old_rwkv,
     olmo_delta,
     short_convolution,
 )
-from kvplan.store.weight_mixtures import NUMBERED, ROUTED, gated_shared, granite_shared, in_steps, shared_experts
+from kvplan.store.weight_mixtures import (
+    GRANITE_EXPERTS,
+    NUMBERED,
+    ROUTED,
+    gated_shared,
+    granite_shared,
+    in_steps,
+    shared_experts,
+)
 from kvplan.store.weight_parts import (
     PLAIN,
     Flag,
@@ -178,6 +188,17 @@ def _kimi_refusals(place: Place) -> list[Weight]:
     return []
 
 
+def _halved(place: Place) -> int:
+    return max(1, place.width("intermediate_size") // 2)
+
+
+_GRIFFIN: Final = decoder(
+    where(attends, attention("temporal_block", bias=ATTENTION_BIAS, out_bias=True), gated_recurrence()),
+    feed_forward("mlp_block", width=_halved, bias=True), norm=norms("temporal_pre_norm", "channel_pre_norm"),
+    outer=parts(embedding(), norms("final_norm")),
+)  # fmt: skip
+
+
 HYBRIDS: Final[dict[str, WeightRule]] = {
     "bamba": decoder(where(attends, _ATTENTION, _mixer()), _FEED, norm=_FF_NORMS, outer=_FF_OUTER),
     "falcon_h1": decoder(_ATTENTION, _mixer(("mamba_rms_norm", False), ("projectors_bias", False)), _FEED,
@@ -185,10 +206,7 @@ HYBRIDS: Final[dict[str, WeightRule]] = {
     "falcon_mamba": _MAMBA_ONLY,
     "granitemoehybrid": decoder(
         where(attends, _ATTENTION, _mixer()),
-        where(_granite_experts, experts(
-            "block_sparse_moe", count="num_local_experts", width="intermediate_size", router="router.layer",
-            names=("input_linear", "output_linear"), fused=True, module="")),
-        granite_shared),
+        where(_granite_experts, GRANITE_EXPERTS), granite_shared),
     "jamba": decoder(
         where(attends, attention(), mamba(
             "mamba", rank="mamba_dt_rank", state="mamba_d_state", kernel="mamba_d_conv", inner="mamba_expand",
@@ -213,6 +231,9 @@ HYBRIDS: Final[dict[str, WeightRule]] = {
     "nemotron_h": WeightRule(layer=_nemotron_layer, outer=parts(embedding("embeddings"), norms("norm_f")),
                              draft=_nemotron_draft, draft_stem="mtp.layers"),
     "olmo_hybrid": decoder(where(attends, attention(bias=ATTENTION_BIAS, wide_norms=True), olmo_delta()), MLP),
+    "recurrent_gemma": _GRIFFIN,
+    "rwkv": WeightRule(layer=old_rwkv(), outer=parts(embedding("embeddings"), norms("ln_out", bias=True)),
+                       stem="blocks", head="head"),
     "qwen3_5_moe_text": _delta(*_INPUTS, feed=_ALL_MOE),
     "qwen3_5_text": _delta(*_INPUTS, feed=MLP),
     "qwen3_next": _delta("in_proj_qkvz", "in_proj_ba", feed=_QWEN_MOE),

@@ -129,6 +129,39 @@ def short_convolution(at: str = "conv") -> Part:
     return within(at, build)
 
 
+def gated_recurrence(at: str = "temporal_block") -> Part:
+    """Return a gated linear recurrence (arXiv 2402.19427), whose gates are a square for each head."""
+
+    def build(place: Place) -> Iterator[Weight]:
+        width, hidden, heads = place.positive(place.hidden, "lru_width"), place.hidden, place.heads
+        for name in ("linear_y", "linear_x"):
+            yield from linear(place, name, width, hidden, bias=True)
+        yield from linear(place, "linear_out", hidden, width, bias=True)
+        yield other(place, "conv_1d", width * (place.keys.size("conv1d_width") + 1))
+        yield other(place, "rg_lru", 2 * heads * (width // heads) * (width // heads + 1) + width)
+
+    return within(at, build)
+
+
+def old_rwkv() -> Part:
+    """Return a block of RWKV 4 (arXiv 2305.13048); the first has one norm more."""
+
+    def build(place: Place) -> Iterator[Weight]:
+        hidden = place.hidden
+        inner = place.positive(hidden, "attention_hidden_size")
+        wide = place.positive(4 * hidden, "intermediate_size")
+        for name in ("key", "value", "receptance"):
+            yield from linear(place, f"attention.{name}", inner, hidden)
+        yield from linear(place, "attention.output", hidden, inner)
+        yield from linear(place, "feed_forward.key", wide, hidden)
+        yield from linear(place, "feed_forward.receptance", hidden, hidden)
+        yield from linear(place, "feed_forward.value", hidden, wide)
+        yield other(place, "time", 2 * inner + 5 * hidden)
+        yield other(place, "norms", 2 * hidden, copies=3 if place.index == 0 else 2)
+
+    return build
+
+
 def lightning(at: str = "self_attn") -> Part:
     """Return lightning attention (arXiv 2501.08313)."""
 

@@ -40,6 +40,7 @@ from kvplan.store.weight_rules import (
     OUTER,
     OUTER_BIASED,
     TWO_BIASED,
+    TWO_NORMS,
     WeightRule,
     decoder,
 )
@@ -321,7 +322,7 @@ def _longcat(place: Place) -> Iterator[Weight]:
 _BIASED: Final = attention(bias=ATTENTION_BIAS)
 _NORMED: Final = attention(bias=ATTENTION_BIAS, head_norms=True)
 _MLA: Final = latent_attention()
-_GRANITE: Final = experts(
+GRANITE_EXPERTS: Final = experts(
     "block_sparse_moe", count="num_local_experts", width="intermediate_size", router="router.layer",
     names=("input_linear", "output_linear"), fused=True, module="",
 )  # fmt: skip
@@ -352,7 +353,21 @@ def _aria_shared(place: Place) -> int:
     return place.number(2, "moe_num_shared_experts") * place.keys.size("intermediate_size")
 
 
+def _afmoe_gate(place: Place) -> Iterator[Weight]:
+    yield from linear(place, "self_attn.gate_proj", place.heads * place.spec.head_dim, place.hidden)
+
+
+def _after_dense(place: Place) -> bool:
+    return place.index >= place.number(1, "num_dense_layers")
+
+
+_AFMOE: Final = parts(
+    experts(count=NUMBERED, router="router.gate", corrected=True), shared_experts("num_shared_experts", 2)
+)
+
 MIXTURES: Final[dict[str, WeightRule]] = {
+    "afmoe": decoder(_NORMED, _afmoe_gate, where(_after_dense, _AFMOE, MLP),
+                     norm=parts(TWO_NORMS, norms("pre_mlp_layernorm", "post_mlp_layernorm"))),
     "aria_text": decoder(
         _BIASED, experts(count="moe_num_experts", width="intermediate_size", router="router"),
         feed_forward("mlp.shared_experts", width=_aria_shared, bias=MLP_BIAS)),
@@ -389,6 +404,9 @@ MIXTURES: Final[dict[str, WeightRule]] = {
         attention(bias=ATTENTION_BIAS, head_norms=True, own_v=_gemma4_own_v), feed_forward(width=_gemma4_width),
         where(_has_inputs, _gemma_inputs), where(said(("enable_moe_block", False)), _gemma4_experts), _scalar,
         norm=FOUR_NORMS, outer=_gemma_outer),
+    "gemma4_unified_text": decoder(
+        attention(bias=ATTENTION_BIAS, head_norms=True, own_v=_gemma4_own_v), feed_forward(width=_gemma4_width),
+        _scalar, norm=FOUR_NORMS),
     "glm4_moe": deepseek(attention(bias=ATTENTION_BIAS, out_bias=False, head_norms=("use_qk_norm", False)), first=1),
     "glm4_moe_lite": deepseek(_MLA, first=1),
     "glm_moe_dsa": _V3,
@@ -396,9 +414,12 @@ MIXTURES: Final[dict[str, WeightRule]] = {
         attention(bias=("attention_bias", True), sinks=True),
         experts(count=first_of("num_local_experts", "num_experts"), width="intermediate_size", router="router",
                 names=("gate_up_proj", "down_proj"), module="experts.", fused=True, bias=True)),
-    "granitemoe": decoder(_BIASED, _GRANITE),
-    "granitemoe_swa": decoder(attention(bias=ATTENTION_BIAS, sinks=True), _GRANITE, granite_shared),
-    "granitemoeshared": decoder(_BIASED, _GRANITE, granite_shared),
+    "granitemoe": decoder(_BIASED, GRANITE_EXPERTS),
+    "granitemoe_swa": decoder(attention(bias=ATTENTION_BIAS, sinks=True), GRANITE_EXPERTS, granite_shared),
+    "granitemoeshared": decoder(_BIASED, GRANITE_EXPERTS, granite_shared),
+    "hy_v3": decoder(_NORMED, where(
+        dense_first(1), parts(experts(count=NUMBERED, corrected=True),
+                              shared_experts("num_shared_experts", 1, bias=MLP_BIAS)), feed_forward(bias=MLP_BIAS))),
     "hunyuan_v1_moe": decoder(_NORMED, _one_number, experts(
         count=lambda place: _first(place, "num_experts"), width="intermediate_size", router="gate.wg"),
         feed_forward("mlp.shared_mlp")),
@@ -410,10 +431,13 @@ MIXTURES: Final[dict[str, WeightRule]] = {
                   feed_forward("feed_forward.shared_expert")),
             feed_forward("feed_forward", width="intermediate_size_mlp"))),
     "longcat_flash": WeightRule(layer=_longcat, outer=OUTER, per_block=2),
+    "mellum": decoder(_NORMED, where(dense_first(0), experts(count=NUMBERED), MLP)),
     "mimo_v2_flash": decoder(attention(bias=ATTENTION_BIAS, out_bias=False), _sinks,
                              where(dense_first(1), experts(count=ROUTED, corrected=True), MLP)),
     "minicpm3": decoder(_MLA, feed_forward(bias=MLP_BIAS)),
     "minimax_m2": decoder(attention(wide_norms=True), _MINIMAX),
+    "mistral4": decoder(
+        _MLA, where(dense_first(0), parts(experts(count=ROUTED), shared_experts("n_shared_experts", 1)), MLP)),
     "mixtral": decoder(attention(), _MIXTRAL),
     "olmoe": decoder(attention(bias=ATTENTION_BIAS, wide_norms=True),
                      experts(count=NUMBERED, width="intermediate_size")),

@@ -230,6 +230,72 @@ def _chatglm_refusals(place: Place) -> list[Weight]:
     return []
 
 
+def _one_vocabulary(place: Place) -> list[Weight]:
+    if place.keys.get("output_vocab_size"):
+        raise place.keys.unsupported("output_vocab_size", "another vocabulary of outputs than of inputs")
+    return []
+
+
+def _openelm_layer(place: Place) -> Iterator[Weight]:
+    """Return a layer of OpenELM: heads and width are its own (apple/OpenELM, modeling_openelm.py)."""
+    spec, hidden = place.spec, place.hidden
+    heads = _own(place, "num_query_heads")
+    wide = _divisible(_own(place, "ffn_multipliers") * hidden, place.positive(256, "ffn_dim_divisor"))
+    yield from linear(place, "attn.qkv_proj", round(heads + 2 * spec.kv_heads) * spec.head_dim, hidden)
+    yield from linear(place, "attn.out_proj", hidden, round(heads) * spec.head_dim)
+    if place.flag(("normalize_qk_projections", True)):
+        yield other(place, "attn.norms", 2 * spec.head_dim)
+    yield from linear(place, "ffn.proj_1", wide * (2 if place.flag(("ffn_with_glu", True)) else 1), hidden)
+    yield from linear(place, "ffn.proj_2", hidden, wide)
+    yield from norms("attn_norm", "ffn_norm")(place)
+
+
+def _own(place: Place, key: str) -> float:
+    listed = place.keys.get(key)
+    known = isinstance(listed, list) and len(listed) == place.layers
+    if not known or not isinstance(listed[place.index], int | float) or not 0 < listed[place.index] < FACTOR_MAX:
+        raise place.keys.wrong(f"{key} must be a list of {place.layers} numbers, one a layer")
+    return float(listed[place.index])
+
+
+def _divisible(width: float, step: int) -> int:
+    """Return the multiple of *step* nearest to *width*, never a tenth below it."""
+    near = max(step, int(width + step / 2) // step * step)
+    return near + step if near < 0.9 * width else near
+
+
+def _whisper(stem: str, layers: str, wide: str, *, crossed: bool) -> Part:
+    """Return one half of Whisper: its keys have no bias; the decoder attends to the encoder in each layer too."""
+
+    def build(place: Place) -> Iterator[Weight]:
+        hidden, count = place.hidden, place.keys.size(layers)
+        for at in ("self_attn", "encoder_attn")[: 1 + crossed]:
+            for name in ("q_proj", "k_proj", "v_proj", "out_proj"):
+                biased = name != "k_proj"
+                yield from linear(place, f"{stem}.layers.0.{at}.{name}", hidden, hidden, bias=biased, copies=count)
+        yield from linear(place, f"{stem}.layers.0.fc1", place.keys.size(wide), hidden, bias=True, copies=count)
+        yield from linear(place, f"{stem}.layers.0.fc2", hidden, place.keys.size(wide), bias=True, copies=count)
+        yield other(place, f"{stem}.layers.0.norms", 2 * hidden * (2 + crossed), copies=count)
+        yield other(place, f"{stem}.layer_norm", 2 * hidden)
+
+    return build
+
+
+def _whisper_outer(place: Place) -> Iterator[Weight]:
+    hidden, taps = place.hidden, 3
+    yield other(place, "encoder.conv1", hidden * (taps * place.positive(80, "num_mel_bins") + 1))
+    yield other(place, "encoder.conv2", hidden * (taps * hidden + 1))
+    yield other(place, "encoder.embed_positions", hidden * place.keys.size("max_source_positions"))
+    yield other(place, "decoder.embed_positions", hidden * place.keys.size("max_target_positions"))
+    yield from embedding("decoder.embed_tokens")(place)
+    yield from _whisper("encoder", "encoder_layers", "encoder_ffn_dim", crossed=False)(place)
+    yield from _whisper("decoder", "decoder_layers", "decoder_ffn_dim", crossed=True)(place)
+
+
+_APERTUS: Final = decoder(
+    attention(bias=ATTENTION_BIAS, head_norms=True), feed_forward(ups=PLAIN),
+    within("mlp.act_fn", _single("alpha_p", "alpha_n", "beta", "eps")), _one_vocabulary,
+)  # fmt: skip
 _MINICPM_MOE: Final = experts(
     count="num_experts", width="intermediate_size", names=("w1", "w3", "w2"),
 )  # fmt: skip
@@ -254,8 +320,8 @@ _PHI: Final = WeightRule(
 _GLM_ATTENTION: Final = attention(bias=("attention_bias", True), out_bias=False)
 
 DENSE: Final[dict[str, WeightRule]] = {
-    "apertus": decoder(attention(bias=ATTENTION_BIAS, head_norms=True), feed_forward(ups=PLAIN),
-                       within("mlp.act_fn", _single("alpha_p", "alpha_n", "beta", "eps"))),
+    "apertus": _APERTUS,
+    "apertus1p5_text": _APERTUS,
     "arcee": decoder(attention(bias=ATTENTION_BIAS), feed_forward(ups=PLAIN, bias=MLP_BIAS)),
     "baichuan": decoder(fused_attention("self_attn", "W_pack", "o_proj"), MLP),
     "biogpt": _old(attention(names=("q_proj", "k_proj", "v_proj", "out_proj"), bias=True), ups=("fc1",), down="fc2",
@@ -299,6 +365,9 @@ DENSE: Final[dict[str, WeightRule]] = {
     "gpt_neox": _old(fused_attention("attention", "query_key_value", "dense", bias=("attention_bias", True)), ups=_4H,
                      down="dense_4h_to_h", width="intermediate_size", norm=TWO_BIASED, stem="layers", head="embed_out",
                      outer=parts(embedding("embed_in"), norms("final_layer_norm", bias=True))),
+    "gpt_neo": _old(attention("attn.attention", names=("q_proj", "k_proj", "v_proj", "out_proj"), out_bias=True),
+                    ups=("c_fc",), down="c_proj", norm=_LN, stem="h", outer=parts(OLD_OUTER, _positions("wpe")),
+                    width=lambda place: place.number(0, "intermediate_size") or 4 * place.hidden),
     "gptj": _old(attention("attn", names=("q_proj", "k_proj", "v_proj", "out_proj")), ups=("fc_in",), down="fc_out",
                  norm=norms("ln_1", bias=True), stem="h", outer=OLD_OUTER, head_bias=True),
     "granite": _LLAMA,
@@ -314,6 +383,7 @@ DENSE: Final[dict[str, WeightRule]] = {
     "internlm3": decoder(attention(bias=either("qkv_bias", "attention_bias"),
                                    out_bias=either("bias", "attention_bias")),
                          feed_forward(bias=either("bias", "mlp_bias"))),
+    "iquestcoder": _LLAMA,
     "jais2": decoder(attention(bias=("attention_bias", True)), feed_forward(ups=PLAIN, bias=("mlp_bias", True)),
                      norm=TWO_BIASED, outer=OUTER_BIASED),
     "llama": _LLAMA,
@@ -336,6 +406,7 @@ DENSE: Final[dict[str, WeightRule]] = {
     "olmo": decoder(attention(bias=ATTENTION_BIAS), MLP, norm=parts(), outer=embedding()),
     "olmo2": decoder(attention(bias=ATTENTION_BIAS, wide_norms=True), MLP, norm=AFTER_NORMS),
     "olmo3": decoder(attention(bias=ATTENTION_BIAS, wide_norms=True), MLP, norm=AFTER_NORMS),
+    "openelm": WeightRule(layer=_openelm_layer, outer=parts(embedding("token_embeddings"), norms("norm"))),
     "opt": WeightRule(
         layer=parts(attention(names=("q_proj", "k_proj", "v_proj", "out_proj"), bias=("enable_bias", True)),
                     feed_forward("", ups=("fc1",), down="fc2", width="ffn_dim", bias=("enable_bias", True)),
@@ -370,6 +441,7 @@ DENSE: Final[dict[str, WeightRule]] = {
     "starcoder2": decoder(attention(bias=("use_bias", True)),
                           feed_forward(ups=("c_fc",), down="c_proj", bias=("use_bias", True)), norm=TWO_BIASED,
                           outer=OUTER_BIASED),
+    "whisper": WeightRule(layer=parts(), outer=_whisper_outer, head="proj_out"),
     "vaultgemma": decoder(_GEMMA_ATTENTION, MLP, norm=norms("input_layernorm", "pre_feedforward_layernorm")),
 }  # fmt: skip
 """By the config's `model_type`."""

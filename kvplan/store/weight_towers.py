@@ -189,8 +189,30 @@ def _llama4(outer: Keys, seen: Keys, text: int) -> Iterator[Weight]:
     yield from _matrix("multi_modal_projector.linear_1", text, seen.size("vision_output_dim"), bias=False)
 
 
+def _kimi(outer: Keys, seen: Keys, text: int) -> Iterator[Weight]:
+    """Yield the tower of Kimi K2.5, whose own config spells its sizes `vt_`; four patches become one."""
+    hidden = seen.size("vt_hidden_size", "hidden_size")
+    merged = seen.get("merge_kernel_size")
+    if merged is not None and list(merged if isinstance(merged, list | tuple) else ()) != [2, 2]:
+        raise seen.unsupported("merge_kernel_size", "another number of patches than four that become one")
+    for key, plain in (("mm_projector_type", "patchmerger"), ("pos_emb_type", "divided_fixed"), ("norm_type", None)):
+        if seen.get(key) not in (None, plain):
+            raise seen.unsupported(key, f"{str(seen.get(key))[:60]!r}")
+    places = seen.size("init_pos_emb_height", "pos_emb_height") * seen.size("init_pos_emb_width", "pos_emb_width")
+    yield _vector("vision_tower.patch_embed", hidden * (_patch(seen) + 1 + places + 2))
+    yield from _layers(
+        "vision_tower.layers.0.", seen.size("vt_num_hidden_layers", "num_hidden_layers"), hidden,
+        seen.size("vt_intermediate_size", "intermediate_size"), queries=("attn.wqkv",), out="attn.wo",
+        mlp=("mlp.fc0", "mlp.fc1"), norms=4 * hidden,
+    )  # fmt: skip
+    given = seen.count("mm_hidden_size", required=False) or outer.count("projection_hidden_size", required=False)
+    yield _vector("mm_projector.pre_norm", 2 * (given or hidden))
+    yield from _matrix("mm_projector.in_proj", 4 * (given or hidden), 4 * (given or hidden))
+    yield from _matrix("mm_projector.out_proj", text, 4 * (given or hidden))
+
+
 _TOWERS: Final[dict[str, Callable[[Keys, Keys, int], Iterator[Weight]]]] = {
-    "gemma3": _gemma3, "gemma4": _gemma4, "llama4": _llama4, "llava": _llava, "mistral3": _mistral,
+    "gemma3": _gemma3, "gemma4": _gemma4, "kimi_k25": _kimi, "llama4": _llama4, "llava": _llava, "mistral3": _mistral,
     "qwen2_5_vl": _qwen2, "qwen2_vl": _qwen2, "qwen3_5": _qwen3, "qwen3_5_moe": _qwen3, "qwen3_vl": _qwen3,
     "qwen3_vl_moe": _qwen3,
 }  # fmt: skip

@@ -20,7 +20,13 @@ WEIGHTS = {**DENSE, **MIXTURES, **HYBRIDS}
 """The rule of each model type whose weights are known."""
 
 
-_DRAFTING: Final = ("num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_modules", "mtp_num_layers")
+_DRAFTING: Final = (
+    "num_nextn_predict_layers",
+    "mtp_num_hidden_layers",
+    "num_mtp_modules",
+    "mtp_num_layers",
+    "num_mtp_layers",
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -47,10 +53,12 @@ def predict_weights(config: Mapping[str, Any], geometry: Geometry, where: str) -
     """
     keys = language_keys(config, where)
     quantization = read_quantization(config, keys)
-    model = [*model_weights(keys, geometry), *tower_weights(config, keys)]
+    beside = read_quantization(config, keys, language=False)
+    stored = [(weight, quantization.format_of(weight)) for weight in model_weights(keys, geometry)]
+    stored += [(weight, beside.format_of(weight)) for weight in tower_weights(config, keys)]
     drafts = draft_weights(keys, geometry)
     return PredictedWeights(
-        model=count_weights([(weight, quantization.format_of(weight)) for weight in model]),
+        model=count_weights(stored),
         drafts=None if drafts is None else count_weights([(one, quantization.format_of(one)) for one in drafts]),
     )
 

@@ -150,6 +150,26 @@ def test_an_engine_is_planned_for_with_its_own_flags(run: Any, workload: Path, p
 
 
 @pytest.mark.parametrize(
+    ("engine", "title", "command", "file_name"),
+    [
+        ("sglang", "SGLang", "sglang serve --model-path", "sglang.yaml"),
+        ("trtllm", "TensorRT-LLM", "trtllm-serve", "trtllm.yaml"),
+    ],
+)
+def test_other_engines_are_planned_for_with_theirs(
+    run: Any, workload: Path, profile: Path, engine: str, title: str, command: str, file_name: str
+) -> None:
+    text = workload.read_text().replace("schema: 1", f"schema: 1\nengine: {engine}")
+    workload.write_text(text.replace("concurrency: 32", "concurrency: 16"))
+    assert title in run("recommend", workload, "-p", profile).out
+    body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
+    assert body["engine"] == engine
+    assert body["pick"]
+    assert body["launch"]["command"].startswith(command)
+    assert body["launch"]["file_name"] == file_name
+
+
+@pytest.mark.parametrize(
     ("change", "says"),
     [("search: {formats: [q8_0]}", "q8_0"), ("search: {formats: [nvfp3]}", "nvfp3")],
 )

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvplan.core.memory import MemoryModel, activation_bytes
+from kvplan.core.activations import activation_bytes
+from kvplan.core.memory import MemoryModel
 from kvplan.core.specs import Evidence, LayerKind, LayerSpec, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Target, Workload
 from kvplan.errors import InputError, UnsupportedFormatError

@@ -14,6 +14,9 @@ LATENT = {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, 
 KIMI = {"layers": 61, "heads": 64, "kv": 64, "hidden": 7168, "model_type": "kimi_k2", **LATENT}
 DEEPSEEK = {"layers": 61, "heads": 128, "kv": 128, "hidden": 7168, "model_type": "deepseek_v3", **LATENT,
             "num_nextn_predict_layers": 1}  # fmt: skip
+DEEPSEEK_32 = DEEPSEEK | {"model_type": "deepseek_v32", "index_head_dim": 128, "index_topk": 2048, "index_n_heads": 64}
+MIXTRAL = {"layers": 32, "heads": 32, "kv": 8, "hidden": 4096, "model_type": "mixtral"}
+QWEN3_235B = {"layers": 94, "heads": 64, "kv": 4, "hidden": 4096, "head_dim": 128, "model_type": "qwen3_moe"}
 GLM_52 = {"layers": 78, "heads": 64, "kv": 64, "hidden": 6144, "model_type": "glm_moe_dsa", **LATENT,
           "index_head_dim": 128, "index_topk": 2048, "index_n_heads": 32, "index_topk_freq": 4,
           "index_skip_topk_offset": 3}  # fmt: skip
@@ -240,6 +243,43 @@ def test_what_the_log_does_not_say_is_tried(
     assert reason in found.reason
 
 
+@pytest.mark.parametrize(
+    ("config", "line", "reason"),
+    [
+        # https://github.com/sgl-project/sglang/pull/11309, October 2025, DeepSeek-V3.2 on B200: after it, and before
+        (DEEPSEEK_32, "#tokens: 975424, KV size: 43.67 GB", "the cache is in 8 bits; GB"),
+        (DEEPSEEK_32, "#tokens: 1462784, KV size: 54.52 GB", "not in the printed size"),
+        # a public log of June 2026, Kimi K2.6 on NPUs, whose pages are of 128
+        (KIMI, "dtype: torch.bfloat16, #tokens: 76416, KV size: 5.01 GB", "pages of 128 tokens; GB"),
+        # https://github.com/vllm-project/vllm/issues/21348, Qwen3-235B-A22B with --tp 4
+        (QWEN3_235B, "#tokens: 367404, K size: 8.23 GB, V size: 8.23 GB", "4 tensor parallel ranks"),
+        # a public log of November 2025, DeepSeek V3 with data parallel attention
+        (DEEPSEEK, "#tokens: 524288, KV size: 17.16 GB", "the cache is in 8 bits"),
+        # a public log of Mixtral 8x7B, 2025
+        (MIXTRAL, "#tokens: 356458, K size: 21.76 GB, V size: 21.76 GB", "GB are GiB: it is 23.36 GB"),
+        # https://github.com/sgl-project/sglang/pull/14071, December 2025, two layers of DeepSeek
+        (
+            {**DEEPSEEK, "layers": 2},
+            "#tokens: 60000, KV size: 0.13 GB, layout=(60001, 1, 576), page_size=1",
+            "it is 0.14 GB",
+        ),
+    ],
+)  # fmt: skip
+def test_lines_of_many_runs(spec: Any, config: dict[str, Any], line: str, reason: str) -> None:
+    found = explained(spec, f"[2026-01-01 00:00:00 DP0 TP0 EP0] KV Cache is allocated. {line}", config)
+    size = found["KV size" if "KV size" in line else "K size"]
+    assert size.verdict is Verdict.MISLEADS
+    assert reason in size.reason
+
+
+def test_a_pool_that_is_not_printed_is_not_checked(spec: Any) -> None:
+    """https://github.com/sgl-project/sglang/issues/29575, June 2026."""
+    log = """[2026-06-28 15:16:45] max_total_num_tokens=2086558, chunked_prefill_size=8192, max_prefill_tokens=16384, \
+max_running_requests=33, context_len=256000, available_gpu_mem=17.22 GB"""
+    found = explained(spec, log, LLAMA_8B)
+    assert {finding.verdict for finding in found.values()} == {Verdict.NOT_CHECKED}
+
+
 def test_what_follows_from_nothing_is_a_contradiction(spec: Any) -> None:
     assert explained(spec, EARLY, LLAMA_8B)["K size"].verdict is Verdict.UNEXPLAINED
     found = explained(spec, RANKS.replace("num_tokens=2454421", "num_tokens=2554421"), KIMI)
@@ -274,9 +314,10 @@ def test_a_log_without_figures_says_where_they_are() -> None:
 
 
 @pytest.mark.parametrize("log", [EARLY, RANKS, STATES, WINDOWS])
+@pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("lines", range(1, 12))
-def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int) -> None:
+def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int, tail: bool) -> None:
     config = {EARLY: QWEN_7B, RANKS: KIMI, STATES: GRANITE_MICRO, WINDOWS: MIMO_FLASH}[log]
-    facts = read_log("\n".join(log.splitlines()[:lines]))
+    facts = read_log("\n".join(log.splitlines()[lines:] if tail else log.splitlines()[:lines]))
     if facts is not None:
         assert Verdict.UNEXPLAINED not in {finding.verdict for finding in explain_log(facts, spec(**config))}

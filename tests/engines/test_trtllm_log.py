@@ -147,6 +147,17 @@ def test_what_the_log_does_not_say_is_tried(spec: Any) -> None:
     assert explained(spec, log, LLAMA_8B)["allocated", 1].verdict is Verdict.UNEXPLAINED
 
 
+def test_blocks_of_an_engine_follow_from_what_was_free(spec: Any) -> None:
+    """https://github.com/NVIDIA/TensorRT-LLM/issues/2268, 0.13, Qwen1.5-7B."""
+    log = """
+Engine version 0.13.0.dev2024082000
+[TensorRT-LLM][INFO] Memory usage when calculating max tokens in paged kv cache: total: 39.39 GiB, available: 21.89 GiB
+[TensorRT-LLM][INFO] Number of blocks in KV cache primary pool: 631
+"""
+    found = explained(spec, log, {**LLAMA_2_7B, "model_type": "qwen2"})["blocks", 4]
+    assert (found.verdict, found.reason) == (Verdict.EXPLAINED, "blocks of 64 tokens")
+
+
 def test_a_longest_sequence_that_an_engine_cut(spec: Any) -> None:
     """A public log of 2024, 1.42 GiB free: 82 blocks, and sequences of 5,185 tokens."""
     log = """
@@ -227,9 +238,10 @@ free_gpu_memory_fraction=0.85, dtype='fp8')
 
 
 @pytest.mark.parametrize("log", [PROFILED, BUILT])
+@pytest.mark.parametrize("tail", [False, True])
 @pytest.mark.parametrize("lines", range(1, 11))
-def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int) -> None:
-    facts = read_log("\n".join(log.splitlines()[:lines]))
+def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, lines: int, tail: bool) -> None:
+    facts = read_log("\n".join(log.splitlines()[lines:] if tail else log.splitlines()[:lines]))
     if facts is not None:
         config = GPT_OSS_120B if log is PROFILED else LLAMA_8B
         assert Verdict.UNEXPLAINED not in {finding.verdict for finding in explain_log(facts, spec(**config))}

@@ -16,7 +16,8 @@ LISTS = {
     "layer_types": ["full_attention", "linear_attention", "sliding_attention", "chunked_attention", "conv"],
     "layers_block_type": ["mamba", "attention", "moe", "mlp"], "hybrid_layer_pattern": [0, 1],
     "compress_ratios": [0, 4, 128], "indexer_types": ["full", "shared"], "attn_type_list": [0, 1],
-    "no_rope_layers": [0, 1], "attn_layer_indices": [0, 1, 2, 3],
+    "no_rope_layers": [0, 1], "attn_layer_indices": [0, 1, 2, 3], "block_types": ["recurrent", "attention"],
+    "num_kv_heads": [1, 2, 4],
 }  # fmt: skip
 BASE = {
     "num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads": 2, "hidden_size": 64, "vocab_size": 100,
@@ -47,7 +48,10 @@ STATES = frozenset({
 CHOSEN = {
     "deepseek_ref": {"compress_ratios": [0, 4, 128, 4]}, "deepseek_v4": {"compress_ratios": [0, 4, 128, 4, 0]},
     "gemma4_text": {"layer_types": ["sliding_attention", "full_attention"] * 2}, "minimax_m2": {"sliding_window": None},
-    "glm4_moe": {"sliding_window": None},
+    "glm4_moe": {"sliding_window": None}, "bailing_hybrid": {"layer_group_size": 2},
+    "gemma4_unified_text": {"layer_types": ["sliding_attention", "full_attention"] * 2},
+    "openelm": {"num_kv_heads": [1, 2, 2, 4]}, "zamba2": {"layers_block_type": ["mamba", "hybrid"] * 2},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "lfm2": {"full_attn_idxs": [1]}, "lfm2_moe": {"full_attn_idxs": [1]},
     "mimo_v2_flash": {"hybrid_layer_pattern": [0, 1, 0, 1]}, "minimax": {"attn_type_list": [0, 1, 0, 1]},

@@ -41,6 +41,13 @@ OWN = {
     "minimax": {"attn_type_list": [0, 1, 0, 1]}, "minimax_text_01": {"attn_type_list": [0, 1, 0, 1]},
     "olmo_hybrid": {"layer_types": ["linear_attention", "full_attention"] * 2},
     "mimo_v2_flash": {"sliding_window": 32}, "step3p5": {"sliding_window": 32}, "step3p7": {"sliding_window": 32},
+    "mellum": {"sliding_window": None}, "cohere2_moe": {"sliding_window": None},
+    "gemma4_unified_text": {"num_kv_shared_layers": 0},
+    "openelm": {"num_kv_heads": [1, 2, 2, 4], "num_query_heads": [4, 4, 8, 8], "ffn_multipliers": [0.5, 1, 2, 4],
+                "ffn_dim_divisor": 16},
+    "recurrent_gemma": {"block_types": ["recurrent", "attention"]},
+    "whisper": {"d_model": 64, "encoder_layers": 2, "decoder_layers": 2, "decoder_attention_heads": 4,
+                "encoder_ffn_dim": 96, "decoder_ffn_dim": 96, "max_source_positions": 20, "max_target_positions": 20},
     "nemotron_h": {"num_hidden_layers": 4, "mtp_hybrid_override_pattern": "*E"},
     "gemma3n_text": {"num_kv_shared_layers": 0}, "gemma4_text": {"num_kv_shared_layers": 0},
 }  # fmt: skip

@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, WhisperForConditionalGeneration
+from transformers.models.mistral4.modeling_mistral4 import Mistral4Model
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
@@ -88,6 +89,24 @@ TINY = {
     "deepseek_v4": {"head_dim": 32, "qk_rope_head_dim": 8, "num_key_value_heads": 1, "sliding_window": WINDOW,
                     "index_head_dim": 16, "index_n_heads": 2, "index_topk": 2, "q_lora_rank": 16, "o_lora_rank": 8,
                     "o_groups": 2, "compress_ratios": [0, 4, 128, 4], **MOE},
+    "axk2": {**MLA, **MOE, "index_head_dim": 16, "index_n_heads": 2, "index_topk": 8, "head_dim": 8},
+    "bailing_hybrid": {**MLA, **MOE, "head_dim": 8, "layer_group_size": 2, "short_conv_kernel_size": 4},
+    "gemma4_unified_text": {"head_dim": 16, "sliding_window": WINDOW, "global_head_dim": 24, "layer_types": LISTED,
+                            "num_global_key_value_heads": 1, "attention_k_eq_v": True},
+    "zamba": {"n_mamba_heads": 2, "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_expand": 2, "attn_layer_period": 2,
+              "attn_layer_offset": 1, "attention_head_dim": 16, "attention_hidden_size": 64, "num_key_value_heads": 4},
+    "zamba2": {"n_mamba_heads": 4, "mamba_d_state": 12, "mamba_d_conv": 4, "mamba_ngroups": 2, "mamba_expand": 2,
+               "layers_block_type": ["mamba", "hybrid"] * 2, "chunk_size": 8, "num_key_value_heads": 4},
+    "afmoe": {"head_dim": 8, "sliding_window": WINDOW, **MOE},
+    "cohere2_moe": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": LISTED, **MOE},
+    "laguna": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": LISTED, "shared_expert_intermediate_size": 16,
+               **MOE},
+    "mellum": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": LISTED, **MOE},
+    "flint": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": LISTED, "shared_expert_intermediate_size": 16,
+              **MOE},
+    "beam": {"head_dim": 8, "sliding_window": WINDOW, "layer_types": LISTED, **MOE},
+    "gpt_neo": {"num_layers": 4, "num_heads": 4, "window_size": WINDOW, "attention_types": [[["global", "local"], 2]],
+                "num_key_value_heads": 4},
     "mpt": {"d_model": 32, "n_heads": 4, "n_layers": 4, "max_seq_len": 256},
 }  # fmt: skip
 
@@ -152,11 +171,26 @@ def test_the_geometry_is_that_of_the_tensors_that_transformers_caches(model_type
 
 def test_every_family_that_transformers_has_is_compared():
     families = {name for name, row in ARCHITECTURES.items() if row.cache and name in CONFIG_MAPPING}
-    assert families - set(TINY) == {"dbrx", "lfm2_moe", "step3p7", "whisper"}
+    assert families - set(TINY) == {
+        "dbrx",
+        "lfm2_moe",
+        "mistral4",
+        "recurrent_gemma",
+        "rwkv",
+        "step3p7",
+        "whisper",
+        "xlstm",
+    }
 
 
 MHA = {"num_key_value_heads": 4}
 WEIGHED = {
+    "hy_v3": {"head_dim": 8, **MOE},
+    "iquestcoder": {"head_dim": 8},
+    "recurrent_gemma": {"attention_window_size": WINDOW, "lru_width": 24, "conv1d_width": 4, "num_key_value_heads": 1,
+                        "block_types": ["recurrent", "recurrent", "attention"]},
+    "rwkv": {"attention_hidden_size": 32},
+    "mistral4": {**MLA, **MOE, "head_dim": 20},
     **dict.fromkeys(("biogpt", "bloom", "codegen", "gpt2", "gpt_neox", "gptj", "persimmon"), MHA),
     **dict.fromkeys((
         "exaone_moe", "flex_olmo", "granitemoe", "granitemoe_swa", "granitemoeshared", "mixtral", "olmoe",
@@ -201,12 +235,14 @@ KEPT = {
     **dict.fromkeys(("kimi_linear", "nemotron_h", "dbrx"), UNTIED),  # never tied, whatever the config says
     "glm4_moe_lite": {"first_k_dense_replace": 1},  # not read by the class
     "mimo_v2_flash": {"first_k_dense_replace": 1},
+    "hy_v3": {"first_k_dense_replace": 1},
+    "mellum": {"first_k_dense_replace": 0},
     "gemma4_text": {"num_kv_shared_layers": 2, "num_experts": 4, "moe_intermediate_size": 16},
     "internlm3": {"qkv_bias": True},
 }  # fmt: skip
 TEXT_MODELS = {
-    "qwen2_vl_text": Qwen2VLTextModel, "qwen2_5_vl_text": Qwen2_5_VLTextModel, "qwen3_vl_text": Qwen3VLTextModel,
-    "qwen3_vl_moe_text": Qwen3VLMoeTextModel, "step3p5": Step3p7TextModel,
+    "mistral4": Mistral4Model, "qwen2_vl_text": Qwen2VLTextModel, "qwen2_5_vl_text": Qwen2_5_VLTextModel,
+    "qwen3_vl_text": Qwen3VLTextModel, "qwen3_vl_moe_text": Qwen3VLMoeTextModel, "step3p5": Step3p7TextModel,
 }  # fmt: skip
 """Classes without an output embedding, of text models that no Auto class builds."""
 COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
@@ -223,7 +259,7 @@ def stored_elements(model_type, config):
 
 @pytest.mark.filterwarnings("ignore:Initializing zero-element tensors")
 @pytest.mark.parametrize("switched", [False, True])
-@pytest.mark.parametrize("model_type", sorted(set(WEIGHTS) & set(CONFIG_MAPPING) - {"step3p7"}))
+@pytest.mark.parametrize("model_type", sorted(set(WEIGHTS) & set(CONFIG_MAPPING) - {"step3p7", "whisper"}))
 def test_the_weights_of_a_config_are_those_of_the_model(model_type, switched):
     values = {**BASE, **TINY.get(model_type, {}), **WEIGHED.get(model_type, {})}
     if switched:
@@ -239,29 +275,81 @@ def test_the_weights_of_a_config_are_those_of_the_model(model_type, switched):
 
 
 def test_every_family_has_weights_that_are_compared_or_is_named_here():
-    assert set(ARCHITECTURES) - set(WEIGHTS) == {"phi4_multimodal", "rwkv5", "rwkv6", "whisper"}
+    assert set(ARCHITECTURES) - set(WEIGHTS) == {
+        "axk2", "bailing_hybrid", "beam", "cohere2_moe", "flint", "gpt_neox_japanese", "laguna", "phi4_multimodal",
+        "rwkv5", "rwkv6", "rwkv7", "xlstm", "zamba", "zamba2",
+    }  # fmt: skip
     unlike = set(WEIGHTS) - set(CONFIG_MAPPING)
     assert unlike == {
         "RefinedWeb", "RefinedWebModel", "baichuan", "chatglm", "deepseek", "deepseek_ref", "internlm", "internlm2",
-        "kimi_k2", "mimo", "minicpm", "minimax_text_01", "nemotron-nas", "phi-msft", "qwen",
+        "kimi_k2", "mimo", "minicpm", "minimax_text_01", "nemotron-nas", "openelm", "phi-msft", "qwen",
     }  # fmt: skip
+
+
+STATEFUL = {"vocab_size": 99, "num_hidden_layers": 4, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+
+
+def run(model_type, values):
+    config = CONFIG_MAPPING[model_type](**values)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    with torch.no_grad():
+        answer = model(torch.randint(3, 99, (1, TOKENS)), use_cache=True)
+    for spelling in ({**values, "model_type": model_type}, config.to_dict()):
+        yield model, answer, read_geometry(spelling, "config.json").layers
+
+
+def test_rwkv_4_keeps_two_tokens_and_three_numbers_a_channel():
+    values = {**STATEFUL, "hidden_size": 32, "attention_hidden_size": 32}
+    for _, answer, layers in run("rwkv", values):
+        assert sum(state.nbytes for layer in layers for state in layer.states) == nbytes(answer, "state")
+
+
+def test_xlstm_keeps_a_matrix_a_vector_and_a_number_a_head():
+    values = {**STATEFUL, "hidden_size": 256, "num_heads": 4, "num_hidden_layers": 2}
+    for _, answer, layers in run("xlstm", values):
+        kept_elements = sum(one.numel() for one in tensors(answer.cache_params.rnn_state))
+        assert sum(state.elements for layer in layers for state in layer.states) == kept_elements
+
+
+def test_recurrent_gemma_keeps_a_state_in_two_of_three_layers():
+    values = {**STATEFUL, "num_attention_heads": 4, "num_key_value_heads": 1, "hidden_size": 32, "lru_width": 24,
+              "conv1d_width": 4, "attention_window_size": WINDOW, "intermediate_size": 48,
+              "max_position_embeddings": 256, "block_types": ["recurrent", "recurrent", "attention"]}  # fmt: skip
+    for model, _, layers in run("recurrent_gemma", values):
+        blocks = [layer.temporal_block for layer in model.model.layers]
+        held = [
+            nbytes(one, "conv1d_state") + nbytes(getattr(one, "rg_lru", None), "recurrent_states") for one in blocks
+        ]
+        assert [sum(state.nbytes for state in layer.states) for layer in layers] == held
+        assert (layers[2].window_tokens, layers[2].kv_heads, layers[2].head_dim) == (WINDOW, 1, 8)
+
+
+WHISPER = {
+    "vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
+    "decoder_attention_heads": 4, "encoder_ffn_dim": 24, "decoder_ffn_dim": 40, "num_mel_bins": 8,
+    "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None,
+}  # fmt: skip
+
+
+def test_whisper_has_the_weights_of_an_encoder_and_a_decoder():
+    config = CONFIG_MAPPING["whisper"](**WHISPER)
+    model = WhisperForConditionalGeneration(config)
+    stored = {id(one): one.numel() for one in model.state_dict(keep_vars=True).values()}
+    spelling = config.to_dict()
+    weights = model_weights(language_keys(spelling, "config.json"), read_geometry(spelling, "config.json"))
+    assert sum(weight.elements for weight in weights) == sum(stored.values())
 
 
 def test_whisper_keeps_what_its_encoder_said_beside_a_cache_of_its_own():
-    values = {
-        "vocab_size": 60, "d_model": 32, "encoder_layers": 1, "decoder_layers": 2, "encoder_attention_heads": 2,
-        "decoder_attention_heads": 4, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32, "num_mel_bins": 8,
-        "max_source_positions": 20, "max_target_positions": 64, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
-        "decoder_start_token_id": 3, "suppress_tokens": None, "begin_suppress_tokens": None,
-    }  # fmt: skip
-    config = CONFIG_MAPPING["whisper"](**values)
+    config = CONFIG_MAPPING["whisper"](**WHISPER)
     model = WhisperForConditionalGeneration(config).to(torch.bfloat16).eval()
     sound = torch.zeros(1, 8, 40, dtype=torch.bfloat16)
     with torch.no_grad():
         cache = model(sound, decoder_input_ids=torch.zeros(1, TOKENS, dtype=int), use_cache=True).past_key_values
     own, crossed = (sum(nbytes(layer, "keys", "values") for layer in part.layers)
                     for part in (cache.self_attention_cache, cache.cross_attention_cache))  # fmt: skip
-    for spelling in ({**values, "model_type": "whisper", "is_encoder_decoder": True}, config.to_dict()):
+    for spelling in ({**WHISPER, "model_type": "whisper", "is_encoder_decoder": True}, config.to_dict()):
         layers = read_geometry(spelling, "config.json").layers
         assert sum(state.nbytes for layer in layers for state in layer.states) == crossed
         assert sum(layer_bytes(layer, parse("bf16"), TOKENS) for layer in layers) == own + crossed

@@ -39,7 +39,10 @@ def test_a_llama_config_is_read_whole():
     assert (found.vocab_size, found.context_tokens, found.float_type) == (1000, 4096, FloatType.FP16)
 
 
-PLAIN_TYPES = sorted(name for name, row in ARCHITECTURES.items() if row.cache is None and name in CONFIG_MAPPING)
+PLAIN_TYPES = sorted(
+    name for name, row in ARCHITECTURES.items()
+    if row.cache is None and name in CONFIG_MAPPING and name != "gpt_neo"  # whose class wants a list of all layers
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("model_type", PLAIN_TYPES)

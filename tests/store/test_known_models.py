@@ -158,6 +158,30 @@ MODELS: dict[str, tuple[dict[str, Any], int, int]] = {
                 "full_attn_layers": [*range(4, 93, 4), 93], "kda_layers": [n for n in range(1, 93) if n % 4]},
             **shape(93, 96, 7168, 1048576, 96)}},
         24 * (512 + 64) * 2, 69 * (3 * 96 * 128 * 3 * 2 + 96 * 128 * 128 * 4)),
+    "arcee-ai/Trinity-Nano-Base": (  # llama.cpp: 59.5 MiB of K in 14 full layers at 16384 tokens in q8_0
+        {"model_type": "afmoe", "head_dim": 128, "global_attn_every_n_layers": 4, "sliding_window": 2048,
+         **shape(56, 8, 1024, 131072, 2)}, 14 * 2 * 2 * 128 * 2, 42 * 2 * 2 * 128 * 2 * 2048),
+    "apple/OpenELM-270M": (
+        {"model_type": "openelm", "num_transformer_layers": 16, "model_dim": 1280, "head_dim": 64, "vocab_size": 32000,
+         "max_context_length": 2048, "num_kv_heads": [3] * 5 + [4] * 7 + [5] * 4,
+         "num_query_heads": [12] * 5 + [16] * 7 + [20] * 4}, 2 * (5 * 3 + 7 * 4 + 4 * 5) * 64 * 2, 0),
+    "google/recurrentgemma-2b": (
+        {"model_type": "recurrent_gemma", "lru_width": 2560, "attention_window_size": 2048, "conv1d_width": 4,
+         "block_types": ["recurrent", "recurrent", "attention"], "head_dim": 256, **shape(26, 10, 2560, 8192, 1)},
+        0, 8 * 2 * 256 * 2 * 2048 + 18 * (2560 * 3 * 2 + 2560 * 4)),
+    "NX-AI/xLSTM-7b": (
+        {"model_type": "xlstm", "num_heads": 8, "qk_dim_factor": 0.5, "v_dim_factor": 1.0, "num_blocks": 32,
+         "embedding_dim": 4096, "hidden_size": 4096, "vocab_size": 50304},
+        0, 32 * (8 * 256 * 512 + 8 * 256 + 8) * 4),
+    "RWKV/rwkv-4-169m-pile": (
+        {"model_type": "rwkv", "attention_hidden_size": 768, "context_length": 1024, "rescale_every": 6,
+         **shape(12, None, 768, None)}, 0, 12 * (2 * 768 * 2 + 3 * 768 * 4)),
+    "Zyphra/Zamba2-1.2B": (
+        {"model_type": "zamba2", "mamba_d_state": 128, "mamba_ngroups": 1, "n_mamba_heads": 64, "mamba_expand": 2,
+         "mamba_d_conv": 4, "attention_head_dim": 128, "layers_block_type": [
+             "hybrid" if layer in (5, 11, 17, 23, 29, 35) else "mamba" for layer in range(38)],
+         **shape(38, 32, 2048, 4096, 32)},
+        6 * 2 * 32 * 128 * 2, 38 * ((4096 + 2 * 128) * 3 * 2 + 4096 * 128 * 4)),
     "ai21labs/Jamba-v0.1": (
         {"model_type": "jamba", "mamba_d_state": 16, "mamba_d_conv": 4, "mamba_expand": 2, "attn_layer_period": 8,
          "attn_layer_offset": 4, **shape(32, 32, 4096, 262144, 8)},

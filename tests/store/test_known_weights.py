@@ -1,8 +1,8 @@
 """Weights of released models that the prediction is held to, exactly.
 
-Each row has the keys that shape the weights, and the number of parameters that Hugging Face counts in the model's
-safetensors files (https://huggingface.co/<name>, "Model size" and the index's metadata, read on 2026-11-30), or the
-model's card where it gives them all. Keys were read at https://huggingface.co/<name>/blob/main/config.json.
+Each row has the keys that shape the weights, and the number of parameters that is published with the model: what
+Hugging Face counts in its safetensors files, or its card. Both were written down from knowledge of them, in November
+2026, and not looked up: that a sum over hundreds of matrices comes out to the last parameter is what speaks for a row.
 """
 
 from typing import Any
@@ -146,6 +146,21 @@ MODELS: dict[str, tuple[dict[str, Any], int]] = {
             {"attention": {"n_heads_in_group": 8}, "ffn": {"ffn_mult": 5.25}}] * 2,
          **shape(2, 64, 8192, 131072, None, None, 128256)},
         2 * 128256 * 8192 + 8192 + 2 * (8192 * 2 * (8192 + 1024) + 3 * 8192 * 28672 + 2 * 8192)),
+    "apple/OpenELM-270M": (
+        {"model_type": "openelm", "num_transformer_layers": 16, "model_dim": 1280, "head_dim": 64, "vocab_size": 32000,
+         "max_context_length": 2048, "ffn_dim_divisor": 256, "share_input_output_layers": True,
+         "num_kv_heads": [3] * 5 + [4] * 7 + [5] * 4, "num_query_heads": [12] * 5 + [16] * 7 + [20] * 4,
+         "ffn_multipliers": [0.5, 0.73, 0.97, 1.2, 1.43, 1.67, 1.9, 2.13, 2.37, 2.6, 2.83, 3.07, 3.3, 3.53, 3.77, 4.0]},
+        271_527_168),
+    "google/recurrentgemma-2b": (
+        {"model_type": "recurrent_gemma", "lru_width": 2560, "attention_window_size": 2048, "conv1d_width": 4,
+         "block_types": ["recurrent", "recurrent", "attention"], "head_dim": 256,
+         **shape(26, 10, 2560, 8192, 1, 15360, 256000)}, 2_682_862_080),
+    "openai/whisper-large-v3": (
+        {"model_type": "whisper", "d_model": 1280, "encoder_layers": 32, "decoder_layers": 32,
+         "encoder_attention_heads": 20, "decoder_attention_heads": 20, "encoder_ffn_dim": 5120, "decoder_ffn_dim": 5120,
+         "num_mel_bins": 128, "max_source_positions": 1500, "max_target_positions": 448, "vocab_size": 51866,
+         "is_encoder_decoder": True}, 1_543_490_560),
     "mistralai/Mistral-Small-3.2-24B-Instruct-2506": (MISTRAL_SMALL, 24_011_361_280),
     "google/gemma-3-27b-it": (
         {"model_type": "gemma3",

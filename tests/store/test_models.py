@@ -191,6 +191,39 @@ FAMILIES = {
         {**SHAPE, **SSM, "attention.head_count_kv": 2, "attention.key_length": 32, "attention.value_length": 32,
          "ssm.group_count": 4, "full_attention_interval": 4},
         2 * 2 * 32 * 2, 3 * ((2 * 4 * 16 + 128) * 3 * 2 + 128 * 16 * 4)),
+    "gemma3n": (
+        {**SHAPE, "attention.head_count_kv": 2, "attention.key_length": 32, "attention.value_length": 32,
+         "attention.sliding_window": 512, "attention.sliding_window_pattern": [True, False, True, False],
+         "attention.shared_kv_layers": 2}, 2 * 2 * 32 * 2, 2 * 2 * 32 * 2 * 512),
+    "gemma4": (
+        {**SHAPE, "attention.head_count_kv": [2, 1, 2, 1], "attention.key_length": 64, "attention.value_length": 64,
+         "attention.key_length_swa": 32, "attention.value_length_swa": 32, "attention.sliding_window": 512,
+         "attention.sliding_window_pattern": [True, False, True, False], "attention.shared_kv_layers": 2},
+        2 * 1 * 64 * 2, 2 * 2 * 32 * 2 * 512),
+    "llama4": (
+        {**SHAPE, "context_length": 16384, "attention.head_count_kv": 2, "attention.key_length": 32,
+         "attention.value_length": 32}, 2 * 2 * 32 * 2, 3 * 2 * 2 * 32 * 2 * 8192),
+    "lfm2": (
+        {**SHAPE, "attention.head_count_kv": [0, 2, 0, 2], "shortconv.l_cache": 3},
+        2 * 2 * 2 * 16 * 2, 2 * 64 * 2 * 2),
+    "granitehybrid": (
+        {**SHAPE, **SSM, "attention.head_count_kv": [0, 0, 2, 0], "ssm.group_count": 2},
+        2 * 2 * 16 * 2, 3 * ((128 + 2 * 2 * 16) * 3 * 2 + 128 * 16 * 4)),
+    "falcon-h1": (
+        {**SHAPE, **SSM, "attention.head_count_kv": 2, "attention.key_length": 32, "attention.value_length": 32,
+         "ssm.group_count": 2}, 4 * 2 * 2 * 32 * 2, 4 * ((128 + 2 * 2 * 16) * 3 * 2 + 128 * 16 * 4)),
+    "jamba": (
+        {**SHAPE, **SSM, "attention.head_count_kv": [0, 2, 0, 0]},
+        2 * 2 * 16 * 2, 3 * (128 * 3 * 2 + 128 * 16 * 4)),
+    "nemotron_h": (
+        {**SHAPE, **SSM, "attention.head_count_kv": [0, 0, 2, 0], "feed_forward_length": [0, 96, 0, 0],
+         "attention.key_length": 32, "attention.value_length": 32, "ssm.group_count": 2},
+        2 * 2 * 32 * 2, 2 * ((128 + 2 * 2 * 16) * 3 * 2 + 128 * 16 * 4)),
+    "glm-dsa": (
+        {**SHAPE, "attention.head_count_kv": 1, "attention.kv_lora_rank": 512, "rope.dimension_count": 64,
+         "attention.key_length": 576, "attention.value_length": 512, "attention.indexer.head_count": 32,
+         "attention.indexer.key_length": 128, "attention.indexer.top_k": 2048, "nextn_predict_layers": 1},
+        3 * (576 + 128) * 2, 0),
     "mamba": ({**SHAPE, **SSM, "attention.head_count": 0}, 0, 4 * (128 * 3 * 2 + 128 * 16 * 4)),
     "mamba2": (
         {**SHAPE, **SSM, "attention.head_count": 0, "ssm.group_count": 2},
@@ -214,6 +247,13 @@ def test_a_gguf_file_of_another_kind_of_cache_is_sized_and_not_run(write_gguf, a
         ("mamba2", {"ssm.inner_size": 129}, InputError, "ssm.inner_size 129 is no multiple of mamba2.ssm.time_step_"),
         ("qwen3next", {"nextn_predict_layers": 1}, UnsupportedModelError, "multi-token prediction among the others"),
         ("deepseek2", {"attention.indexer.top_k": 8}, UnsupportedModelError, "indexer.top_k says"),
+        ("lfm2", {"attention.head_count_kv": [0, 2, 1, 0]}, InputError, "layers of 1 and of 2 KV heads"),
+        ("lfm2", {"attention.head_count_kv": [0, 2]}, InputError, "must be a list of 4 numbers, one a layer"),
+        ("lfm2", {"shortconv.l_cache": 0}, InputError, "lfm2.shortconv.l_cache is '0'"),
+        ("gemma4", {"attention.head_count_kv": [2, 1, 1, 1]}, InputError, "layers of one kind with several numbers"),
+        ("gemma4", {"attention.value_length_swa": 8}, UnsupportedModelError, "value_length_swa says layers or heads"),
+        ("jamba", {"ssm.inner_size": 100}, InputError, "ssm.inner_size 100 is no multiple of jamba.embedding_length"),
+        ("glm-dsa", {"nextn_predict_layers": 9}, InputError, "nextn_predict_layers is '9' of '4' layers"),
     ],
 )
 def test_a_family_in_a_gguf_file_is_read_whole_or_refused(write_gguf, architecture, change, error, says):

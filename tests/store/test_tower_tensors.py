@@ -32,6 +32,12 @@ MODELS = {
     "gemma4": ("gemma4", {"global_head_dim": 16, "vocab_size_per_layer_input": 99, "hidden_size_per_layer_input": 8},
                {**ENCODER, "head_dim": 8, "num_key_value_heads": 5, "position_embedding_size": 12,
                 "pooling_kernel_size": 3, "standardize": True}, {"audio_config": None}),
+    "kimi_k25": ("kimi_k25", {
+        "model_type": "deepseek_v3", "q_lora_rank": 16, "kv_lora_rank": 24, "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 12, "v_head_dim": 20, "first_k_dense_replace": 1, "n_routed_experts": 4,
+        "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1},
+        {**ENCODER, "pos_emb_height": 6, "pos_emb_width": 7}, {
+            "projection_hidden_size": 40, "tie_word_embeddings": False}),
     "llama4": ("llama4", {"num_local_experts": 2, "intermediate_size_mlp": 48},
                {**ENCODER, "intermediate_size": 160, "vision_output_dim": 24, "projector_input_dim": 24,
                 "projector_output_dim": 24}, {}),
@@ -46,6 +52,18 @@ def test_the_weights_of_a_model_that_sees_are_those_of_its_tensors(name):
     elements = sum({id(one): one.numel() for one in model.state_dict(keep_vars=True).values()}.values())
     found = predict_weights(config, read_geometry(config, "config.json"), "config.json")
     assert found.model.parameters == elements
+
+
+def test_a_quantization_of_the_language_model_is_not_of_the_tower():
+    outer, text, vision, more = MODELS["mistral3"]
+    config = CONFIG_MAPPING[outer](text_config={**TEXT, **text}, vision_config=dict(vision), **more).to_dict()
+    fp8 = {"quant_method": "fp8"}
+    inside = {**config, "text_config": {**config["text_config"], "quantization_config": fp8}}
+    found = [
+        predict_weights(one, read_geometry(one, "config.json"), "config.json").model.nbytes
+        for one in (config, inside, {**config, "quantization_config": fp8})
+    ]
+    assert found[0] > found[1] > found[2]
 
 
 def test_a_part_that_hears_or_is_not_described_is_told_apart_from_none():
