@@ -5,14 +5,16 @@ from typing import Any
 
 import pytest
 
+from kvplan.core.allocation import Setup
 from kvplan.core.assessments import Measurements
 from kvplan.core.planner import make_plan
 from kvplan.core.plans import Outcome, Plan
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Search, Target, Workload
-from kvplan.engines import find_engine
+from kvplan.engines import allocate, find_engine
 from kvplan.engines.launching import launch_text
 from kvplan.engines.settings import engine_settings
+from kvplan.errors import UnsupportedFormatError
 
 GIB = 1 << 30
 LLAMA_8B = {"layers": 32, "heads": 32, "kv": 8, "hidden": 4096}
@@ -132,3 +134,19 @@ def test_another_engine_takes_no_pair(model: ModelSpec) -> None:
     asked = workload(engine="lmdeploy", search=Search(formats=("int8/int4",)))
     _, refused = engine_settings(find_engine("lmdeploy"), asked, model, "")
     assert [name for name, _ in refused] == ["int8/int4"]
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "hint"),
+    [
+        (LLAMA_8B, "fp8", "vLLM"),  # those that have it
+        (LLAMA_8B | {"hidden": 2560}, "q8_0", "use f16 or bf16"),  # llama.cpp has it, and not for heads of 80
+        (LLAMA_8B | {"hidden": 2560}, "k4v4-g32", "use f16 or bf16"),
+    ],
+)
+def test_what_an_engine_has_is_not_looked_for_elsewhere(
+    spec: Any, config: dict[str, Any], name: str, hint: str
+) -> None:
+    with pytest.raises(UnsupportedFormatError) as refusal:
+        allocate(find_engine("llama.cpp"), spec(**config), name, Setup(context_tokens=100))
+    assert hint in str(refusal.value)
