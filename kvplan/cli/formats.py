@@ -22,7 +22,7 @@ def formats_command(
     if model is not None:
         from kvplan.store.models import load_model_spec
 
-        spec = load_model_spec(model)
+        spec = load_model_spec(model, runtime=False, weights=False)
     facts = [*(with_engines(format_facts(name, spec)) for name in FORMATS), *engine_facts(spec)]
     if as_json:
         from kvplan.report.json import formats_json

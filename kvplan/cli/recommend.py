@@ -25,7 +25,9 @@ def recommend_command(
     profiles: list[Path] = typer.Option(
         [], "-p", "--profile", help="Profile that `kvplan profile` wrote; may be repeated.", show_default=False
     ),
-    engine: str = typer.Option("kvplan", help="Engine whose allocator is counted."),
+    engine: str | None = typer.Option(
+        None, help="Engine to plan for. Default: the workload's, else kvplan.", show_default=False
+    ),
     explain: bool = typer.Option(False, "--explain", help="Show the memory terms and every target's verdict."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -39,8 +41,8 @@ def recommend_command(
     from kvplan.engines.settings import engine_settings
     from kvplan.store.workloads import load_workload
 
-    asked = load_workload(workload)
-    chosen = find_engine(asked.engine or engine)
+    asked = load_workload(workload, engine=engine)
+    chosen = find_engine(asked.engine)
     if chosen.name == OWN and (asked.tensor_parallel != 1 or asked.pipeline_parallel != 1):
         raise UnsupportedFormatError("kvplan's runtime works on one device", hint="set parallel to 1")
     model, known = _known(asked, profiles, runtime=chosen.name == OWN)

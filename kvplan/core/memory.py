@@ -181,7 +181,7 @@ class DeviceMemory(ABC):
     def _chunk_tokens(self) -> int:
         """Return the most prompt tokens of one forward pass: `exact` computes a prompt whole."""
         longest = max(bucket.prompt_tokens for bucket in self.workload.buckets)
-        return longest if self.workload.prefill is Prefill.EXACT else min(longest, self.workload.max_batched_tokens)
+        return longest if self.workload.prefill is Prefill.EXACT else min(longest, self.workload.batched_tokens)
 
     def sessions(self) -> int:
         """Return the largest concurrency that fits, each bucket holding ceil(share x concurrency) sequences."""

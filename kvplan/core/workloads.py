@@ -3,6 +3,9 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import ceil
+from typing import Final
+
+BATCHED_TOKENS: Final = 8192
 
 
 class Prefill(StrEnum):
@@ -94,6 +97,7 @@ class Workload:
     Attributes:
         memory_bytes: Of the whole device; None takes the device's own.
         memory_utilization: The part of it that may be used, 0 to 1.
+        max_batched_tokens: Prompt tokens of one forward pass; None is the engine's own, BATCHED_TOKENS of kvplan's.
         weights: How weights are held, bf16 or fewer bits.
     """
 
@@ -107,9 +111,14 @@ class Workload:
     pipeline_parallel: int = 1
     weights: str = "bf16"
     engine: str | None = None
-    max_batched_tokens: int = 8192
+    max_batched_tokens: int | None = None
     prefix_caching: bool = True
     prefill: Prefill = Prefill.EXACT
     arrival: Arrival | None = None
     quality: QualityBudget = QualityBudget()
     search: Search = Search()
+
+    @property
+    def batched_tokens(self) -> int:
+        """Prompt tokens of one forward pass of kvplan's runtime."""
+        return self.max_batched_tokens or BATCHED_TOKENS

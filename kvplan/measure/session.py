@@ -191,7 +191,7 @@ class Session:
             kernel=request.kernel,
             threads=request.threads,
             prefill=request.prefill,
-            max_batched_tokens=request.workload.max_batched_tokens,
+            max_batched_tokens=request.workload.batched_tokens,
             effort=request.effort,
             groups=tuple(groups),
             memory_limit_bytes=request.memory_limit_bytes,

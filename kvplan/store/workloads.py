@@ -39,15 +39,16 @@ _tokens_or_none: Final = partial(Value.integer, minimum=0, maximum=_TOKENS_MAX)
 _positive_share: Final = partial(Value.share, positive=True)
 
 
-def load_workload(path: Path | str) -> Workload:
-    """Return the workload that the YAML file *path* describes.
+def load_workload(path: Path | str, *, engine: str | None = None) -> Workload:
+    """Return the workload that the YAML file *path* describes, for *engine* instead of its own where one is given.
 
     Raises:
         InputError: The file or a value in it cannot be taken; the message has the line and the mend.
     """
     section = open_document(Path(path), _KEYS)
     tensor, pipeline = section.read("parallel", _read_parallel, (1, 1))
-    engine: str | None = section.read("engine", lambda value: value.choice((*ENGINES, *ENGINES.other_names)), None)
+    own: str | None = section.read("engine", lambda value: value.choice((*ENGINES, *ENGINES.other_names)), None)
+    engine = find_engine(engine).name if engine else own
     arrival: Arrival | None = section.read("arrival", _read_arrival, None)
     return Workload(
         model=section.need("model", Value.text),
@@ -60,7 +61,7 @@ def load_workload(path: Path | str) -> Workload:
         pipeline_parallel=pipeline,
         weights=section.read("weights", lambda value: value.choice(WEIGHTS), "bf16"),
         engine=engine,
-        max_batched_tokens=section.read("max_batched_tokens", _tokens, 8192),
+        max_batched_tokens=section.read("max_batched_tokens", _tokens, None),
         prefix_caching=section.read("prefix_caching", Value.flag, True),
         prefill=Prefill(section.read("prefill", lambda value: value.choice(list(Prefill)), "exact")),
         arrival=arrival,
