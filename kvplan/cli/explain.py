@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from kvplan.engines.logs import Finding, LogFacts
 
 _LOG_BYTES_MAX: Final = 2**28
+_OPENING_BYTES: Final = 2**16
 
 
 def register(app: typer.Typer) -> None:
@@ -64,12 +65,21 @@ def load_facts(log: Path, engine: str | None = None) -> "LogFacts":
     from kvplan.engines import read_log
     from kvplan.store.files import read_file
 
-    text = read_file(log, limit_bytes=_LOG_BYTES_MAX).decode("utf-8", "replace")
+    data = read_file(log, limit_bytes=_LOG_BYTES_MAX)
+    if b"\0" in data[:_OPENING_BYTES]:
+        raise InputError("is no text", where=str(log), hint="give the start-up log of an engine")
+    text = data.decode("utf-8", "replace")
     facts = read_log(text, engine)
     if facts is None or not facts.figures:
-        hint = facts.hint if facts else "give the start-up log of vLLM, SGLang, llama.cpp or TensorRT-LLM"
+        hint = facts.hint if facts else f"give the start-up log of {_printing()} or Ollama"
         raise InputError("has no figures about a KV cache", where=str(log), hint=hint)
     return facts
+
+
+def _printing() -> str:
+    from kvplan.engines import ENGINES
+
+    return ", ".join(engine.title for engine in ENGINES.values() if engine.logs)
 
 
 def _model(facts: "LogFacts", name: str | None) -> "ModelSpec | None":

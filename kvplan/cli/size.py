@@ -114,10 +114,11 @@ def size_command(
         options=frozenset(engine_options),
     )  # fmt: skip
     asked = _Asked(formats=formats, setup=setup, room=_room(kv_memory, memory, utilization))
-    if measured is not None:
-        asked, engines = _calibrated(asked, engines, measured)
     given = {"activations": activation_memory, "graphs": graph_memory, "beside tensors": process_memory}
     asked = replace(asked, room=_told(asked.room, given))
+    if measured is not None:
+        model = load_model_spec(_only(models), runtime=False)
+        asked, engines = _calibrated(asked, engines, measured, model)
     chosen = [find_engine(name) for name in dict.fromkeys(engines or ["kvplan"])]
     results: list[CacheSize] = []
     for name in models:
@@ -177,24 +178,33 @@ def _told(room: _Room, given: dict[str, str | None]) -> _Room:
     from kvplan.units import parse_bytes
 
     said = {name: parse_bytes(text) for name, text in given.items() if text is not None}
-    if said and room.memory_bytes is None and not room.measured:
+    if said and room.memory_bytes is None:
         raise InputError("the memory of what else is there says nothing without the device's", hint="give --memory")
     terms = {name: Term(name, size, "as given", Evidence.REPORTED) for name, size in said.items()}
     return replace(room, measured=room.measured | terms)
 
 
-def _calibrated(asked: _Asked, engines: list[str], log: Path) -> tuple[_Asked, list[str]]:
+def _only(models: list[str]) -> str:
+    if len(models) > 1:
+        raise InputError(f"a log is of one model, and {len(models)} are given", where="--measured", hint="give one")
+    return models[0]
+
+
+def _calibrated(asked: _Asked, engines: list[str], log: Path, model: "ModelSpec") -> tuple[_Asked, list[str]]:
     """Return what was asked with what *log* tells, and the log's engine."""
     from kvplan.cli.explain import load_facts
-    from kvplan.engines.calibration import calibrated_setup, graphs_note, measured_terms
+    from kvplan.engines.calibration import calibrated_setup, check_model, graphs_note, measured_terms
 
     facts = load_facts(log)
     if engines and set(engines) != {facts.engine}:
         message = f"the log is of {facts.engine}, and {', '.join(engines)} was asked for"
         raise InputError(message, where="--measured", hint=f"leave --engine out, or give {facts.engine}")
-    setup = calibrated_setup(facts, asked.setup)
-    room = replace(asked.room, measured=measured_terms(facts, setup), note=graphs_note(facts.measured))
+    check_model(facts, model)
+    setup, room = calibrated_setup(facts, asked.setup), asked.room
+    usable = None if room.memory_bytes is None else room.memory_bytes * room.share
+    terms = measured_terms(facts, setup, usable) | room.measured
     formats = asked.formats or ([facts.format] if facts.format else [])
+    room = replace(room, measured=terms, note=graphs_note(facts.measured))
     return _Asked(formats=formats, setup=setup, room=room), [facts.engine]
 
 
@@ -227,19 +237,19 @@ def _allocated(engine: "Engine", model: "ModelSpec", name: str, asked: _Asked) -
 
     allocation = allocate(engine, model, name, asked.setup)
     form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
-    pool = _pool(engine.served(model), asked.setup, asked.room)
+    pool = _pool(engine.served(model), asked.setup, asked.room, engine.batched_tokens)
     sized = size_allocation(model.name, form, engine.name, allocation, pool)
     return replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
 
 
-def _pool(model: "ModelSpec", setup: "Setup", room: _Room) -> "tuple[Term, ...] | int | None":
+def _pool(model: "ModelSpec", setup: "Setup", room: _Room, batched_tokens: int) -> "tuple[Term, ...] | int | None":
     from kvplan.core.sizes import pool_terms
 
-    if room.memory_bytes is None and not room.measured:
+    if room.kv_bytes is not None or (room.memory_bytes is None and not room.measured):
         return room.kv_bytes
     return pool_terms(
         model, setup, memory_bytes=room.memory_bytes, share=room.share, measured=room.measured,
-        batched_tokens=setup.max_batched_tokens or 8192,
+        batched_tokens=setup.max_batched_tokens or batched_tokens,
     )  # fmt: skip
 
 

@@ -19,10 +19,22 @@ class EngineMemory(DeviceMemory):
     Attributes:
         allocate: The engine's allocation for as many sequences.
         allocate_16_bit: The same unquantized.
+        batched_tokens: Of a forward pass.
+        batch_logits: Whether every token of a batch has logits.
     """
 
     allocate: Allocate
     allocate_16_bit: Allocate
+    batched_tokens: int
+    batch_logits: bool = False
+
+    def chunk_tokens(self) -> int:
+        """Return the most prompt tokens of one forward pass: what an engine measures its activations with."""
+        return self.batched_tokens
+
+    def logit_rows(self, sequences: int) -> int:
+        """Return the tokens whose logits are held at once."""
+        return max(sequences, self.batched_tokens) if self.batch_logits else sequences
 
     def cache_terms(self, concurrency: int) -> tuple[Term, ...]:
         """Return the geometry of all sequences, and each term that the engine adds to it."""

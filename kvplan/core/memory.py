@@ -154,7 +154,7 @@ class DeviceMemory(ABC):
     def _working_terms(self, concurrency: int) -> tuple[Term, ...]:
         model = self.model
         sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
-        tokens = max(self._chunk_tokens(), sequences)
+        tokens = max(self.chunk_tokens(), sequences)
         ranks = self.workload.tensor_parallel
         state = model.query_heads * (max(layer.head_dim for layer in model.layers) + 2)
         return (
@@ -166,8 +166,8 @@ class DeviceMemory(ABC):
             ),
             Term(
                 "logits",
-                sequences * model.vocab_size * 6 // ranks,
-                f"{sequences} sequences x {model.vocab_size} tokens x (16 + 32 bits)",
+                self.logit_rows(sequences) * model.vocab_size * 6 // ranks,
+                f"{self.logit_rows(sequences)} sequences x {model.vocab_size} tokens x (16 + 32 bits)",
                 Evidence.PREDICTED,
             ),
             Term(
@@ -178,7 +178,11 @@ class DeviceMemory(ABC):
             ),
         )
 
-    def _chunk_tokens(self) -> int:
+    def logit_rows(self, sequences: int) -> int:
+        """Return the tokens whose logits are held at once: each sequence's last."""
+        return sequences
+
+    def chunk_tokens(self) -> int:
         """Return the most prompt tokens of one forward pass: `exact` computes a prompt whole."""
         longest = max(bucket.prompt_tokens for bucket in self.workload.buckets)
         return longest if self.workload.prefill is Prefill.EXACT else min(longest, self.workload.batched_tokens)

@@ -36,7 +36,8 @@ def sentence(
     if outcome is Outcome.KEEP_16_BIT:
         return f"Keep 16 bits: {_cache_room(pick, workload)}, and {_others_met(workload)}."
     farther = any(_code_bits(option) < _code_bits(pick) for option in options if option.quantized)
-    return f"{_why_not(baseline, workload)}: quantize {bits_text(pick)}{', not further' if farther else ''}."
+    unknown = "; what that costs in quality was not measured" if pick.quality is None else ""
+    return f"{_why_not(baseline, workload)}: quantize {bits_text(pick)}{', not further' if farther else ''}{unknown}."
 
 
 def _code_bits(option: Option) -> int:
@@ -148,6 +149,8 @@ def remarks(
         found.append("Times are of the reference operations, which define the kernels and are far slower.")
     if pick is not None:
         found += _pick_remarks(options, pick, workload)
+        if pick.setting.needs:
+            found.append(f"Not checked, since the device is not known: {pick.format} needs {pick.setting.needs}.")
         if pick.setting.note and (pick.quality or pick.tpot.value_s is not None):
             found.append(f"Stand-in: {pick.setting.note}.")
     if workload.target.ttft_ms:

@@ -22,6 +22,7 @@ class Setting:
         bits: Of a code of K and of V.
         measured_as: kvplan's format whose times and quality are looked up; None where nothing here stands for it.
         own: Whether it is of kvplan's own runtime, whose kernels must have been among the measured ones.
+        needs: What the device must have, where it is not known whether it has it.
         note: What stands between what was measured and this format; empty where they hold the same bits.
     """
 
@@ -32,6 +33,7 @@ class Setting:
     memory_of: MemoryOf
     own: bool = True
     note: str = ""
+    needs: str = ""
 
     @property
     def quantized(self) -> bool:

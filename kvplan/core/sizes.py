@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from kvplan.core.activations import activation_bytes
 from kvplan.core.allocation import Allocation, BlockGroup, Capacity, Setup, Term
@@ -10,6 +11,10 @@ from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.errors import InputError
 from kvplan.units import format_bytes
 from kvplan_kernels.format import CacheFormat
+
+TAKEN: Final = "all but the cache"
+"""Of a run whose log does not say what it was."""
+REST: Final = "what else the run took"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,15 +122,15 @@ def pool_terms(
         usable = Term("usable", int(memory_bytes * share), f"{share:.1%} of {format_bytes(memory_bytes, digits=2)}")
     if usable is None:
         raise InputError("the log does not say how much memory may be used", hint="give --memory")
-    taken = [
-        measured.get("weights") or _weights(model, setup),
-        measured.get("activations") or _activations(model, setup, batched_tokens),
-        *(measured[name] for name in ("beside tensors", "graphs") if name in measured),
-    ]
+    taken = [measured[name] for name in (TAKEN, "beside tensors", "graphs", REST) if name in measured]
+    if TAKEN not in measured:
+        weights = measured.get("weights") or _weights(model, setup)
+        taken = [weights, measured.get("activations") or _activations(model, setup, batched_tokens), *taken]
     left = int(usable.bytes - sum(term.bytes for term in taken))
     if left <= 0:
         message = f"weights and activations of {model.name} take {format_bytes(usable.bytes - left, digits=2)}"
-        raise InputError(f"{message} of {format_bytes(usable.bytes, digits=2)}", where="--memory")
+        hint = "give more --memory, or more --tp"
+        raise InputError(f"{message} of {format_bytes(usable.bytes, digits=2)}", where="--memory", hint=hint)
     known = {term.evidence for term in taken}
     evidence = Evidence.MEASURED if known == {Evidence.MEASURED} else Evidence.PREDICTED
     return (usable, *taken, Term("pool", left, "what is left for the cache", evidence))
@@ -137,6 +142,8 @@ def _weights(model: ModelSpec, setup: Setup) -> Term:
     ranks = setup.tensor_parallel * setup.pipeline_parallel
     split = f" / {ranks} ranks" if ranks > 1 else ""
     source = "files" if model.weight_evidence is Evidence.EXACT else "config"
+    if source == "config" and model.parameters and model.weight_bytes == 2 * model.parameters:
+        source = "config, which names no quantization: 16 bits"
     return Term("weights", -(-model.weight_bytes // ranks), f"of the model's {source}{split}", model.weight_evidence)
 
 

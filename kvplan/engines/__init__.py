@@ -51,9 +51,10 @@ def find_engine(name: str | None) -> Engine:
     Raises:
         InputError: kvplan does not know that engine's allocator.
     """
-    if (name or OWN) not in ENGINES:
+    known = (name or OWN).lower()
+    if known not in ENGINES:
         raise InputError(f"engine {name!r} is not known", where="--engine", hint=f"one of {', '.join(ENGINES)}")
-    return ENGINES[name or OWN]
+    return ENGINES[known]
 
 
 def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -> Allocation:

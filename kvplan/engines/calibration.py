@@ -7,8 +7,11 @@ is scaled, and is then a prediction: weights with the ranks, activations with th
 from dataclasses import fields, replace
 
 from kvplan.core.allocation import Setup, Term
-from kvplan.core.specs import Evidence
-from kvplan.engines.logs import LogFacts, Measured, Printed
+from kvplan.core.sizes import REST, TAKEN
+from kvplan.core.specs import Evidence, ModelSpec
+from kvplan.engines import explain_log
+from kvplan.engines.logs import LogFacts, Measured, Printed, Verdict
+from kvplan.errors import NotComparableError
 
 
 def calibrated_setup(facts: LogFacts, asked: Setup) -> Setup:
@@ -19,22 +22,65 @@ def calibrated_setup(facts: LogFacts, asked: Setup) -> Setup:
     return replace(asked, **{name: getattr(facts.setup, name) for name in open_})
 
 
-def measured_terms(facts: LogFacts, setup: Setup) -> dict[str, Term]:
-    """Return the terms of a rank's memory under *setup*, by name, as the log's run measured them."""
-    run, found = facts.measured, {}
-    if run.usable is not None:
-        found["usable"] = _term("usable", run.usable)
-    if run.weights is not None:
-        found["weights"] = _scaled(
-            _term("weights", run.weights), _ranks(facts.setup), _ranks(setup), "ranks", inverse=True
+def check_model(facts: LogFacts, model: ModelSpec) -> None:
+    """Refuse a log whose figures do not follow from *model*.
+
+    Raises:
+        NotComparableError: With the first figure that does not.
+    """
+    wrong = [finding for finding in explain_log(facts, model) if finding.verdict is Verdict.UNEXPLAINED]
+    if wrong:
+        message = (
+            f"line {wrong[0].line} of the log, {wrong[0].what} {wrong[0].printed}, does not follow from {model.name}"
         )
-    if run.activations is not None:
+        hint = f"it prints {facts.model}" if facts.model else "give the model that was served"
+        raise NotComparableError(message, where="--measured", hint=hint)
+
+
+def measured_terms(facts: LogFacts, setup: Setup, usable_bytes: float | None = None) -> dict[str, Term]:
+    """Return the terms of a rank's memory under *setup*, by name, as the log's run measured them.
+
+    What the log does not name is what is missing to the pool that it printed. *usable_bytes* is what may be used where
+    the log does not say it.
+
+    Raises:
+        NotComparableError: The log says only what all took, and the setting has other ranks.
+    """
+    run = facts.measured
+    found = {name: _term(name, figure) for name, figure in _named(run) if figure is not None}
+    if run.taken is not None:
+        if _ranks(facts.setup) != _ranks(setup):
+            message = "the log does not say what weights took, and they are what other ranks change"
+            raise NotComparableError(message, where="--measured", hint="give a log of as many ranks")
+        found[TAKEN] = _term(TAKEN, run.taken)
+    usable = run.usable.value if run.usable else usable_bytes
+    if run.pool is not None and usable is not None and run.weights is not None:
+        rest = usable - run.pool.value - sum(term.bytes for name, term in found.items() if name != "usable")
+        name = REST if run.activations else "activations"
+        found[name] = Term(
+            name, rest, f"what is missing to the pool that line {run.pool.line} prints", Evidence.MEASURED
+        )
+    return _of_setting(found, facts, setup)
+
+
+def _named(run: Measured) -> tuple[tuple[str, Printed | None], ...]:
+    graphs = run.graphs if run.graphs_within else None
+    return (
+        ("usable", run.usable), ("weights", run.weights), ("activations", run.activations),
+        ("beside tensors", run.context), ("graphs", graphs),
+    )  # fmt: skip
+
+
+def _of_setting(found: dict[str, Term], facts: LogFacts, setup: Setup) -> dict[str, Term]:
+    """Return the terms as they would be under *setup*; weights of a log that does not name its ranks are left out."""
+    if "weights" in found:
+        if "tensor_parallel" not in facts.stated and _ranks(setup) > 1:
+            del found["weights"]
+        else:
+            found["weights"] = _scaled(found["weights"], _ranks(facts.setup), _ranks(setup), "ranks", inverse=True)
+    if "activations" in found:
         batches = facts.setup.max_batched_tokens, setup.max_batched_tokens
-        found["activations"] = _scaled(_term("activations", run.activations), *batches, "tokens a batch")
-    if run.context is not None:
-        found["beside tensors"] = _term("beside tensors", run.context)
-    if run.graphs is not None and run.graphs_within:
-        found["graphs"] = _term("graphs", run.graphs)
+        found["activations"] = _scaled(found["activations"], *batches, "tokens a batch")
     return found
 
 

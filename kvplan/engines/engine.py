@@ -73,6 +73,8 @@ class Engine:
         launch: Returns how it is started.
         logs: The module that reads its start-up logs and the one that explains their figures; empty where it prints
             none that is known. They are imported when a log is read.
+        batched_tokens: Of a forward pass where nothing is said.
+        batch_logits: Whether it makes logits of every token of a batch, not of each sequence's last.
         dequantizes: Whether the weights of a GGUF file are made 16 bits when they are loaded.
         pairs: Whether K and V may have formats of their own, written K/V.
     """
@@ -85,6 +87,8 @@ class Engine:
     formats: tuple[EngineFormat, ...] = ()
     default_format: Callable[[ModelSpec], str] = run_type
     logs: tuple[str, str] | tuple[()] = ()
+    batched_tokens: int = 8192
+    batch_logits: bool = False
     dequantizes: bool = False
     pairs: bool = False
 

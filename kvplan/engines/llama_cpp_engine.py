@@ -7,6 +7,7 @@ from kvplan.engines.llama_cpp import NAME, RULES, allocate, default_format, laun
 from kvplan.engines.llama_cpp_formats import FORMATS
 
 ENGINE: Final = Engine(
+    batched_tokens=512, batch_logits=True,
     name=NAME, title="llama.cpp", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
     default_format=default_format, pairs=True,
     logs=("kvplan.engines.llama_cpp_log", "kvplan.engines.llama_cpp_explain"),

@@ -292,11 +292,12 @@ def _format(lines: Sequence[Line], caches: Sequence[LoggedCache]) -> str:
 
 
 def _measured(lines: Sequence[Line]) -> Measured:
-    """Return weights and the buffer of computation of the one device that is no host's; none where there are more."""
+    """Return weights and the buffer of computation of the one device, a host where that is all; none of several."""
     found: dict[str, Printed] = {}
     for name, regex in (("weights", _WEIGHTS), ("activations", _COMPUTE)):
         matches = [(line, match) for line in lines if (match := regex.search(line.text))]
         own = [_figure(line, match) for line, match in matches if not _HOST.search(match["device"])]
+        own = own or [_figure(line, match) for line, match in matches]
         if len(own) == 1:
             found[name] = own[0]
     return Measured(weights=found.get("weights"), activations=found.get("activations"))

@@ -39,15 +39,16 @@ def engine_settings(
     for name in _names(engine, workload, model):
         try:
             form = _named(engine, name)
-            _check_device(form, device)
+            made = [_setting(engine, form, model, workload, block, device) for block in _block_sizes(workload)]
         except UnsupportedFormatError as error:
-            refused.append((name, str(error)))
+            if asked or name == engine.default_format(model):  # else nobody asked for it
+                refused.append((name, str(error)))
             continue
         try:
-            settings += [_setting(engine, form, model, workload, block) for block in _block_sizes(workload)]
+            _check_device(form, device)
+            settings += made
         except UnsupportedFormatError as error:
-            if asked or form.name == engine.default_format(model):  # else nobody asked for it
-                refused.append((name, str(error)))
+            refused.append((name, str(error)))
     unique = {(setting.format, setting.block_tokens): setting for setting in settings}
     return list(unique.values()), refused
 
@@ -84,8 +85,7 @@ def _pair(key: EngineFormat, value: EngineFormat) -> EngineFormat:
 def _check_device(form: EngineFormat, device: str) -> None:
     capability = capability_of(device)
     if capability is not None and form.capability is not None and capability < form.capability:
-        need = f"{form.capability // 10}.{form.capability % 10}"
-        raise UnsupportedFormatError(f"{form.name} needs compute capability {need}, {device} has less: {form.why}")
+        raise UnsupportedFormatError(f"{form.name} needs {_needs(form)}", where=device)
 
 
 def _block_sizes(workload: Workload) -> Sequence[int | None]:
@@ -106,7 +106,7 @@ def setup_of(workload: Workload, block_tokens: int | None, sequences: int) -> Se
 
 
 def _setting(
-    engine: Engine, form: EngineFormat, model: ModelSpec, workload: Workload, block_tokens: int | None
+    engine: Engine, form: EngineFormat, model: ModelSpec, workload: Workload, block_tokens: int | None, device: str
 ) -> Setting:
     allocation = allocate(engine, model, form.name, setup_of(workload, block_tokens, 1))
     blocks = [group.block_tokens for group in allocation.blocks if group.block_tokens]
@@ -119,7 +119,14 @@ def _setting(
         memory_of=partial(_memory_of, engine, form, block_tokens),
         own=False,
         note="" if not form.like else f"{form.name} stores other codes than {form.like}, whose figures stand for it",
+        needs=_needs(form) if capability_of(device) is None else "",
     )
+
+
+def _needs(form: EngineFormat) -> str:
+    if form.capability is None:
+        return ""
+    return f"compute capability {form.capability / 10}: {form.why}"
 
 
 def _memory_of(
@@ -138,6 +145,8 @@ def _memory_of(
         model=model,
         workload=workload,
         memory_bytes=memory_bytes,
+        batched_tokens=workload.max_batched_tokens or engine.batched_tokens,
+        batch_logits=engine.batch_logits,
         allocate=partial(made, form.name),
         allocate_16_bit=partial(made, str(model.float_type)),
     )

@@ -208,8 +208,7 @@ def _measured(figures: dict[str, tuple[Printed, ...]], setup: Setup) -> Measured
         beside = taken - weights.value - activations.value
         context = _derived(beside, f"{text}, less weights and activations", line)
         return Measured(usable=usable, weights=weights, activations=activations, context=context)
-    nothing = _derived(0.0, "within what was taken", line)
-    return Measured(usable=usable, weights=_derived(taken, text, line), activations=nothing)
+    return Measured(usable=usable, taken=_derived(taken, text, line))
 
 
 def _derived(value: float, text: str, line: int) -> Printed:

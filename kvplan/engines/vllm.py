@@ -41,6 +41,10 @@ _INDEXER_BYTES_OF_128: Final = 132
 """128 keys in 8 bits with a float32 scale (vllm/v1/attention/backends/mla/indexer.py)."""
 _IN_FLIGHT_DOUBLED: Final = (0, 26)
 """The release from which blocks are freed a step later, with asynchronous scheduling, which is the default."""
+_SKIP_LAYERS: Final = "kv-cache-dtype-skip-layers"
+_STATE_TYPE: Final = "mamba-ssm-cache-dtype"
+_OPTIONS: Final = (HYBRID_OFF, _SKIP_LAYERS, _STATE_TYPE)
+_NEWEST: Final = (0, 29)
 _GROWTH: Final = 1.5
 """Groups are of the smallest kind's size, or of the largest's where that has less than so many times its layers."""
 
@@ -107,6 +111,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
         InputError: Ranks or stages do not divide the model.
     """
     form = find_format(NAME, FORMATS, format_name)
+    _check_setup(setup)
     layers = _layers(model, setup)
     if is_compressed(layers):
         return allocate_compressed(model, form, setup, in_flight_tokens(setup))
@@ -126,6 +131,17 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
     stages = [_stage(tables, stage) for stage in _stages(model, setup, len(layers))]
     binding = max(stages, key=lambda groups: groups[0].bytes_per_block)
     return BlockPool(groups=binding, setup=setup, notes=_notes(setup, layers))
+
+
+def _check_setup(setup: Setup) -> None:
+    """Refuse what vLLM would not start with."""
+    unknown = sorted(text for text in setup.options if text.partition("=")[0] not in _OPTIONS)
+    if unknown:
+        message = f"{unknown[0][:60]!r} is no option of vLLM that changes what it allocates"
+        raise InputError(message, where="--engine-option", hint=f"one of {', '.join(_OPTIONS)}")
+    if setup.block_tokens is not None and setup.block_tokens % _BLOCK_TOKENS:
+        message = f"vLLM's kernels take blocks of multiples of {_BLOCK_TOKENS} tokens, not of {setup.block_tokens}"
+        raise InputError(message, where="--block-size", hint=f"use {round_up(setup.block_tokens, _BLOCK_TOKENS)}")
 
 
 def _layers(model: ModelSpec, setup: Setup) -> list[LayerSpec]:
@@ -151,7 +167,7 @@ def _format_of(
     form: EngineFormat, setup: Setup, model: ModelSpec, layers: Sequence[LayerSpec], index: int
 ) -> EngineFormat:
     """Return what layer *index* caches in: 16 bits where quantizing skips it."""
-    skipped = (setup.option("kv-cache-dtype-skip-layers") or "").split(":")
+    skipped = (setup.option(_SKIP_LAYERS) or "").split(":")
     sliding = "sliding_window" in skipped and layers[index].kind is LayerKind.SLIDING
     dense = form.name.startswith("turboquant") and not any(layer.states for layer in layers)
     edge = dense and not BOUNDARY_LAYERS <= index < len(model.layers) - BOUNDARY_LAYERS
@@ -242,7 +258,7 @@ def _state_bytes(model: ModelSpec, layer: LayerSpec, setup: Setup) -> int:
 
 def _state_bits(state: StateCache, setup: Setup) -> int:
     """Return the bits of an element: `auto` is the type that the model runs in (MambaStateDtypeCalculator)."""
-    chosen = setup.option("mamba-ssm-cache-dtype")
+    chosen = setup.option(_STATE_TYPE)
     if state.free_type:
         return 32 if chosen == "float32" else 16
     return state.item_bits
@@ -350,6 +366,8 @@ def _notes(setup: Setup, layers: Sequence[LayerSpec]) -> tuple[str, ...]:
         notes.append(
             "from 0.26 vLLM keeps two batches in flight with asynchronous scheduling: --engine-version 0.26 counts so"
         )
+    if (setup.version or ())[:2] > _NEWEST:
+        notes.append(f"the newest rules that are known here are those of {_NEWEST[0]}.{_NEWEST[1]}")
     if any(layer.kind is LayerKind.FULL and layer.window_tokens for layer in layers):
         notes.append("vLLM keeps every token of these windows: its hybrid manager is off")
     return tuple(notes)

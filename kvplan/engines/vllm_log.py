@@ -137,6 +137,7 @@ def _measured(figures: dict[str, tuple[Printed, ...]], version: str) -> Measured
         return figures[name][-1] if name in figures else None
 
     return Measured(
+        pool=min(figures.get("available", ()), key=lambda figure: figure.value, default=None),
         usable=last("usable"),
         weights=last("weights"),
         activations=last("activations"),

@@ -115,8 +115,13 @@ def _evidence_line(plan: Plan) -> str:
     blocks = {option.block_tokens for option in _shown(plan)}
     paged = f", blocks of {max(blocks)} tokens" if len(blocks) == 1 else ""
     engine = find_engine(plan.engine)
-    parts = [f"memory exact but for activations ({engine.allocator}{paged})"]
-    whose = "kvplan" if engine.name == OWN else f"kvplan's kernels, not {engine.title}'s"
+    own = engine.name == OWN
+    known = "memory exact but for activations" if own else "cache exact"
+    parts = [f"{known} ({engine.allocator}{paged})"]
+    if not own:
+        weights = plan.options[0].memory.weights.evidence
+        parts.append(f"weights {weights}, activations predicted; graphs and the process are not counted")
+    whose = "kvplan" if own else f"kvplan's kernels, not {engine.title}'s"
     kinds = {option.tpot.evidence for option in _shown(plan) if option.tpot.value_s is not None}
     if Evidence.MEASURED in kinds:
         parts.append(f"time measured on {plan.device} by {whose} ({', '.join(plan.kernels)})")

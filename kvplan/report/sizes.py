@@ -19,7 +19,7 @@ def print_sizes(console: Console, results: Sequence[CacheSize], *, terms: bool =
     """Print the answers of `kvplan size`, with what lies between geometry and allocation where *terms*."""
     _print_table(console, results)
     for allocator in dict.fromkeys(_allocator(size) for size in results if size.allocated):
-        say(console, f"exact, of one rank, as {allocator} allocates")
+        say(console, f"bytes exact, of one rank, as {allocator} allocates")
     for size in results:
         if terms and size.allocated:
             _print_terms(console, size, named=len(results) > 1)

@@ -92,7 +92,7 @@ def test_what_it_cannot_read_is_one_line(
 
 
 def test_bytes_that_are_no_text_are_read_around(run: Any, log: Path, config: Path) -> None:
-    log.write_bytes(b"\xff\xfe\x00\n" + LOG.encode())
+    log.write_bytes(b"\xff\xfe\x01\n" + LOG.encode())
     assert run("explain", log, "--model", config).status == 0
 
 

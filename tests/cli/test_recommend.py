@@ -160,7 +160,7 @@ def test_other_engines_are_planned_for_with_theirs(
     run: Any, workload: Path, profile: Path, engine: str, title: str, command: str, file_name: str
 ) -> None:
     text = workload.read_text().replace("schema: 1", f"schema: 1\nengine: {engine}")
-    workload.write_text(text.replace("concurrency: 32", "concurrency: 16"))
+    workload.write_text(text.replace("concurrency: 32", "concurrency: 16").replace("150MiB", "1GiB"))
     assert title in run("recommend", workload, "-p", profile).out
     body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
     assert body["engine"] == engine

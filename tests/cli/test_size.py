@@ -133,7 +133,13 @@ def test_a_format_that_says_nothing_of_such_a_cache_is_refused(run: Any, latent:
     assert "a layer caches one vector a token" in answer.err
 
 
-@pytest.mark.parametrize("command", [("formats",), ("profile", "-o", "p.json")])
+def test_formats_of_engines_are_sized_for_it(run: Any, latent: Path) -> None:
+    entries = {entry["name"]: entry for entry in json.loads(run("formats", latent, "--json").out)["formats"]}
+    assert "unsupported" in entries["int8"]
+    assert entries["vllm:fp8_e5m2"]["bytes_per_token"] == 61 * 576
+
+
+@pytest.mark.parametrize("command", [("profile", "-o", "p.json")])
 def test_what_runs_a_model_refuses_it(run: Any, latent: Path, command: tuple[str, ...]) -> None:
     answer = run(command[0], latent, *command[1:])
     assert (answer.status, answer.out) == (3, "")

@@ -99,8 +99,8 @@ def test_an_engine_that_tensorrt_built(spec: Any) -> None:
     assert facts is not None
     run = facts.measured
     assert run.usable is not None
-    assert run.weights is not None
-    assert (run.usable.value - run.weights.value) / 2**30 == pytest.approx(17.83 * 0.9)
+    assert run.taken is not None
+    assert (run.usable.value - run.taken.value) / 2**30 == pytest.approx(17.83 * 0.9)
 
 
 @pytest.mark.parametrize(
