@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from kvplan.core.sizes import CacheSize
     from kvplan.core.specs import ModelSpec
     from kvplan.engines.engine import Engine
+
+
+_POOL_RULE: Final = ("kvplan", "vllm")
+"""Engines whose pool is what weights and activations leave of a share of the device."""
 
 
 def register(app: typer.Typer) -> None:
@@ -68,8 +72,12 @@ def size_command(
         help="Start-up log of the same model: what only a run can tell is taken from it, and what is not said here.",
         show_default=False,
     ),
-    tensor_parallel: int = typer.Option(1, "--tp", "--tensor-parallel-size", min=1, help="Tensor parallel ranks."),
-    pipeline_parallel: int = typer.Option(1, "--pp", "--pipeline-parallel-size", min=1, help="Pipeline stages."),
+    tensor_parallel: int | None = typer.Option(
+        None, "--tp", "--tensor-parallel-size", min=1, help="Tensor parallel ranks. Default: 1.", show_default=False
+    ),
+    pipeline_parallel: int | None = typer.Option(
+        None, "--pp", "--pipeline-parallel-size", min=1, help="Pipeline stages. Default: 1.", show_default=False
+    ),
     max_batched_tokens: int | None = typer.Option(
         None,
         "--max-batched-tokens",
@@ -92,7 +100,9 @@ def size_command(
         help="Whether prefixes stay cached. Default: the engine's.",
         show_default=False,
     ),
-    draft_tokens: int = typer.Option(0, min=0, help="Tokens a step that the model's own draft layers propose."),
+    draft_tokens: int | None = typer.Option(
+        None, min=0, help="Tokens a step that the model's own draft layers propose. Default: none.", show_default=False
+    ),
     terms: bool = typer.Option(False, help="Print what lies between geometry and allocation, by name."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -106,14 +116,16 @@ def size_command(
     from kvplan.store.models import load_model_spec
     from kvplan.units import parse_version
 
-    setup = Setup(
-        context_tokens=context or 0, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
-        max_batched_tokens=max_batched_tokens, block_tokens=block_size, sequences=sequences,
-        prefix_caching=prefix_caching, draft_tokens=draft_tokens,
-        version=None if engine_version is None else parse_version(engine_version),
-        options=frozenset(engine_options),
-    )  # fmt: skip
-    asked = _Asked(formats=formats, setup=setup, room=_room(kv_memory, memory, utilization))
+    said: dict[str, Any] = {
+        "context_tokens": context, "tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel,
+        "max_batched_tokens": max_batched_tokens, "block_tokens": block_size, "sequences": sequences,
+        "prefix_caching": prefix_caching, "draft_tokens": draft_tokens,
+        "version": None if engine_version is None else parse_version(engine_version),
+        "options": frozenset(engine_options) or None,
+    }  # fmt: skip
+    said = {name: value for name, value in said.items() if value is not None}
+    setup = replace(Setup(context_tokens=0), **said)
+    asked = _Asked(formats=formats, setup=setup, said=frozenset(said), room=_room(kv_memory, memory, utilization))
     given = {"activations": activation_memory, "graphs": graph_memory, "beside tensors": process_memory}
     asked = replace(asked, room=_told(asked.room, given))
     if measured is not None:
@@ -153,6 +165,7 @@ class _Room:
 class _Asked:
     formats: list[str]
     setup: "Setup"
+    said: frozenset[str]
     room: _Room
 
 
@@ -200,12 +213,12 @@ def _calibrated(asked: _Asked, engines: list[str], log: Path, model: "ModelSpec"
         message = f"the log is of {facts.engine}, and {', '.join(engines)} was asked for"
         raise InputError(message, where="--measured", hint=f"leave --engine out, or give {facts.engine}")
     check_model(facts, model)
-    setup, room = calibrated_setup(facts, asked.setup), asked.room
+    setup, room = calibrated_setup(facts, asked.setup, asked.said), asked.room
     usable = None if room.memory_bytes is None else room.memory_bytes * room.share
     terms = measured_terms(facts, setup, usable) | room.measured
     formats = asked.formats or ([facts.format] if facts.format else [])
     room = replace(room, measured=terms, note=graphs_note(facts.measured))
-    return _Asked(formats=formats, setup=setup, room=room), [facts.engine]
+    return replace(asked, formats=formats, setup=setup, room=room), [facts.engine]
 
 
 def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked, *, alone: bool) -> "Iterator[CacheSize]":
@@ -217,7 +230,8 @@ def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked, *, alone: bool) 
 
     tokens = asked.setup.context_tokens or model.context_tokens or 1  # a state is of one size, whatever the context
     setup = replace(asked.setup, context_tokens=tokens)
-    for name in dict.fromkeys(asked.formats or [engine.default_format(model)]):
+    for word in dict.fromkeys(asked.formats or [engine.default_format(model)]):
+        name = engine.format_name(model, word)
         try:
             reason = runtime_refusal(model) if engine.name == OWN else ""
             if reason:
@@ -237,19 +251,35 @@ def _allocated(engine: "Engine", model: "ModelSpec", name: str, asked: _Asked) -
 
     allocation = allocate(engine, model, name, asked.setup)
     form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
-    pool = _pool(engine.served(model), asked.setup, asked.room, engine.batched_tokens)
+    pool = _pool(engine, engine.served(model), asked.setup, asked.room)
     sized = size_allocation(model.name, form, engine.name, allocation, pool)
-    return replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
+    notes = (asked.room.note, _pool_note(engine, asked.room), _stated_note(engine, model))
+    return replace(sized, notes=(*sized.notes, *(note for note in notes if note)))
 
 
-def _pool(model: "ModelSpec", setup: "Setup", room: _Room, batched_tokens: int) -> "tuple[Term, ...] | int | None":
+def _pool_note(engine: "Engine", room: _Room) -> str:
+    """Return what to know of a pool that the engine itself sizes by another rule than the one that counts here."""
+    if room.memory_bytes is None or room.kv_bytes is not None or room.measured or engine.name in _POOL_RULE:
+        return ""
+    rule = "a share of the device, less weights and activations"
+    return f"the pool of {engine.title} is counted by vLLM's rule, {rule}: a log of it tells more (--measured)"
+
+
+def _stated_note(engine: "Engine", model: "ModelSpec") -> str:
+    stated = model.stated_cache
+    if stated is None or engine.default_format(model) != str(model.float_type):
+        return ""
+    return f"the checkpoint of {model.name} names {stated.format} for its cache, which {engine.title} does not go by"
+
+
+def _pool(engine: "Engine", model: "ModelSpec", setup: "Setup", room: _Room) -> "tuple[Term, ...] | int | None":
     from kvplan.core.sizes import pool_terms
 
     if room.kv_bytes is not None or (room.memory_bytes is None and not room.measured):
         return room.kv_bytes
     return pool_terms(
         model, setup, memory_bytes=room.memory_bytes, share=room.share, measured=room.measured,
-        batched_tokens=setup.max_batched_tokens or batched_tokens,
+        batched_tokens=setup.max_batched_tokens or engine.batched_tokens, batch_logits=engine.batch_logits,
     )  # fmt: skip
 
 
