@@ -4,7 +4,7 @@ Standard library only. A name that `parse` accepts and the name of the format it
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
@@ -47,6 +47,13 @@ class FloatType(StrEnum):
 
     BF16 = "bf16"
     FP16 = "fp16"
+
+
+class Transform(StrEnum):
+    """What keys and values are multiplied by before they are stored."""
+
+    HADAMARD = "had"
+    """An orthogonal matrix a head, as `rotation` defines it: attention stays what it was."""
 
 
 class ResidualRule(StrEnum):
@@ -120,6 +127,7 @@ class CacheFormat:
         sink_tokens: First tokens kept in 16 bits (S).
         rule: When tokens leave the residual.
         float_type: The 16-bit type of an unquantized format; None where the model's own type is taken.
+        transform: What keys and values are multiplied by before they are stored; None leaves them as they are.
     """
 
     key: TensorFormat
@@ -128,6 +136,7 @@ class CacheFormat:
     sink_tokens: int = 0
     rule: ResidualRule = ResidualRule.GROUP
     float_type: FloatType | None = None
+    transform: Transform | None = None
 
     @property
     def quantized(self) -> bool:
@@ -185,8 +194,10 @@ _GRAMMAR: Final = re.compile(r"(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<v
 _FLOATS: Final = {"fp8_e4m3": TensorFormat(bits=8, code=Code.E4M3)}
 """How K and V alike are stored, by the name that says it."""
 _FLOAT_GRAMMAR: Final = re.compile(f"(?P<stored>{'|'.join(_FLOATS)}){_KEPT}")
-_LATER: Final = ("had-", "fp8", "nvfp4", "llama.cpp:", "vllm:")
-_HINT: Final = "use bf16, fp16, fp8_e4m3, int8, int4, int2 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
+_LATER: Final = ("fp8", "nvfp4", "llama.cpp:", "vllm:")
+_ROTATED: Final = f"{Transform.HADAMARD}-"
+_CODES: Final = "int8, int4, int2, fp8_e4m3 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
+_HINT: Final = f"use bf16, fp16, {_CODES}, or {_ROTATED} before one of them"
 
 
 def parse(name: str) -> CacheFormat:
@@ -200,6 +211,8 @@ def parse(name: str) -> CacheFormat:
     """
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]
+    if name.startswith(_ROTATED):
+        return _rotated(name)
     if floats := _FLOAT_GRAMMAR.fullmatch(name):
         stored = _FLOATS[floats["stored"]]
         residual, sinks = _kept_tokens(floats)
@@ -212,6 +225,16 @@ def parse(name: str) -> CacheFormat:
             raise UnsupportedError(f"format {name!r} has no kernel here; {_HINT}")
         raise UnsupportedError(f"unknown format {name!r}; {_HINT}")
     return _build(name, match)
+
+
+def _rotated(name: str) -> CacheFormat:
+    inner = name.removeprefix(_ROTATED)
+    if inner in _UNQUANTIZED or inner.startswith(_ROTATED):
+        raise UnsupportedError(f"format {name!r}: a rotation helps codes, once; {_HINT}")
+    try:
+        return replace(parse(inner), transform=Transform.HADAMARD)
+    except UnsupportedError as error:
+        raise UnsupportedError(str(error).replace(repr(inner), repr(name))) from error
 
 
 def _kept_tokens(match: re.Match[str]) -> tuple[int, int]:
@@ -246,6 +269,8 @@ def _build(name: str, match: re.Match[str]) -> CacheFormat:
 def _format_name(form: CacheFormat) -> str:
     if form.float_type is not None:
         return str(form.float_type)
+    if form.transform is not None:
+        return f"{form.transform}-{replace(form, transform=None).name}"
     name = _stored_name(form)
     name += f"-r{form.residual_tokens}" if form.residual_tokens else ""
     name += f"-s{form.sink_tokens}" if form.sink_tokens else ""

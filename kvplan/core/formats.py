@@ -13,6 +13,8 @@ REFERENCE_HEAD_DIM: Final = 128
 _KIVI: Final = "Liu et al. 2024, KIVI, arXiv 2402.02750"
 _KEYS_FIRST: Final = "more bits for keys than for values: KV-AdaQuant, arXiv 2502.15075"
 
+_ROTATED: Final = "int4 of keys and values rotated head by head: Ashkboos et al. 2024, QuaRot, arXiv 2404.00456"
+
 FORMATS: Final = {
     "bf16": "16 bits, unquantized",
     "fp16": "16 bits, unquantized",
@@ -22,6 +24,7 @@ FORMATS: Final = {
     "k8v4-g64": _KEYS_FIRST,
     "int4": "one scale and minimum a token and head",
     "int4-g64": "one scale and minimum for 64 channels of a token",
+    "had-int4": _ROTATED,
     "k4v2-g64": _KEYS_FIRST,
     "int2": "one scale and minimum a token and head",
     "kivi-k8v8-g64-r128": _KIVI,

@@ -20,7 +20,7 @@ from unittest import mock
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PACKAGE: Final = ROOT / "kernels" / "kvplan_kernels"
-NATIVE_TESTS: Final = ("test_agreement.py", "test_hostile.py")
+NATIVE_TESTS: Final = ("test_agreement.py", "test_hostile.py", "test_rotation.py")
 TRITON_TESTS: Final = ("test_triton.py",)
 NOTICED: Final = 1
 """pytest's exit status where a test failed; a crash is a negative one."""
@@ -55,6 +55,12 @@ class Mutant:
 
 
 MUTANTS: Final = (
+    Mutant(
+        name="what was rotated is not turned back",
+        file="native/decode_tasks.h",
+        before="if (s.layout->rotated) rotate_row(out, s.dim);",
+        after="",
+    ),
     Mutant(
         name="codes near a tie are left to the reciprocal",
         file="native/append.h",

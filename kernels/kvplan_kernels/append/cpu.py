@@ -8,8 +8,11 @@ from torch import Tensor
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.calls import check_append, check_buffers, check_tokens
 from kvplan_kernels.native import abi, loader
+from kvplan_kernels.native.rotation import rotate
+from kvplan_kernels.rotation import rotating_append
 
 
+@rotating_append(rotate)
 def append(
     cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, *, threads: int | None = None
 ) -> int:

@@ -13,6 +13,7 @@ from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
 from kvplan_kernels.layout import ceil_div
+from kvplan_kernels.rotation import multiply, rotating_decode
 
 SPLIT_TOKENS_MIN: Final = 128
 ROWS_MAX: Final = 32
@@ -80,6 +81,7 @@ def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:
     return max(1, math.ceil(math.ceil(tokens / tile) / max(1, share)))
 
 
+@rotating_decode(multiply)
 def decode(
     cache: LayerCache,
     batch: Batch,

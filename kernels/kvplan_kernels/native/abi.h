@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define KVPLAN_ABI_VERSION 1
+#define KVPLAN_ABI_VERSION 2
 
 enum { KVPLAN_BF16 = 0, KVPLAN_FP16 = 1, KVPLAN_FP32 = 2 };
 
@@ -21,6 +21,7 @@ struct kvplan_tensor {
 struct kvplan_layout {
   int32_t abi_version, struct_bytes;
   int32_t kv_heads, head_dim, block_tokens, float_type, sink_tokens, sink_capacity;
+  int32_t rotated;  // heads are rotated: decode asks with rotated queries, and turns back what comes out
   int64_t slab_bytes, page_bytes, ring_bytes, sink_bytes, ring_head_bytes, sink_head_bytes;
   kvplan_tensor key, value;
 };
@@ -73,6 +74,8 @@ int64_t kvplan_decode(const kvplan_layout *, const kvplan_batch *, const kvplan_
 int64_t kvplan_dequantize(const kvplan_layout *, const kvplan_batch *, const kvplan_dequantize_call *);
 // The exclusive or of a buffer's 64-bit words: how fast memory is read.
 int64_t kvplan_read(const void *, int64_t bytes, int32_t threads, int32_t variant);
+// Rotate rows of heads in place; `dim` is a multiple of 8.
+int64_t kvplan_rotate(float *, int64_t rows, int32_t dim, int32_t threads, int32_t variant);
 }
 
 // One compiled variant of the kernels.
@@ -81,4 +84,5 @@ struct kvplan_kernels {
   int64_t (*decode)(const kvplan_layout &, const kvplan_batch &, const kvplan_decode_call &);
   int64_t (*dequantize)(const kvplan_layout &, const kvplan_batch &, const kvplan_dequantize_call &);
   int64_t (*read)(const void *, int64_t, int);
+  int64_t (*rotate)(float *, int64_t, int, int);
 };

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from kvplan_kernels.cache import Batch, LayerCache
-from kvplan_kernels.format import Axis, FloatType, TensorFormat, UnsupportedError, check_kernel
+from kvplan_kernels.format import Axis, FloatType, TensorFormat, Transform, UnsupportedError, check_kernel
 from kvplan_kernels.layout import KVLayout, Order
 
-ABI_VERSION: Final = 1
+ABI_VERSION: Final = 2
 OUTSIDE: Final = -2
 OUT_OF_MEMORY: Final = -3
 
@@ -38,7 +38,8 @@ class Layout(ctypes.Structure):
 
     _fields_ = [
         *_fields(
-            c_int32, "abi_version struct_bytes kv_heads head_dim block_tokens float_type sink_tokens sink_capacity"
+            c_int32,
+            "abi_version struct_bytes kv_heads head_dim block_tokens float_type sink_tokens sink_capacity rotated",
         ),
         *_fields(c_int64, "slab_bytes page_bytes ring_bytes sink_bytes ring_head_bytes sink_head_bytes"),
         *_fields(TensorLayout, "key value"),
@@ -102,6 +103,8 @@ def declare(library: ctypes.CDLL) -> None:
     library.kvplan_variant_name.restype = c_char_p
     library.kvplan_read.argtypes = [c_void_p, c_int64, c_int32, c_int32]
     library.kvplan_read.restype = c_int64
+    library.kvplan_rotate.argtypes = [c_void_p, c_int64, c_int32, c_int32, c_int32]
+    library.kvplan_rotate.restype = c_int64
     for name, call in (("append", AppendCall), ("decode", DecodeCall), ("dequantize", DequantizeCall)):
         function = getattr(library, f"kvplan_{name}")
         function.argtypes = [POINTER(Layout), POINTER(BatchCall), POINTER(call)]
@@ -130,6 +133,7 @@ def layout_struct(layout: KVLayout) -> Layout:
         float_type=FLOAT_TYPE[layout.float_type],
         sink_tokens=layout.format.sink_tokens,
         sink_capacity=layout.sink_capacity_tokens,
+        rotated=layout.format.transform is Transform.HADAMARD,
         slab_bytes=layout.slab_bytes,
         page_bytes=layout.page_bytes,
         ring_bytes=layout.ring_bytes,

@@ -163,8 +163,11 @@ void fill_rows(const Shape &s, int sequence, int head, int block, Rows &rows) {
     Mask finite = ALL;
     for (int v = 0; v < s.vectors; v++) {
       const int64_t offset = v * LANES * type_bytes(c.query_type);
-      F x = load_values(from + offset, c.query_type, v == s.vectors - 1 ? s.tail : ALL);
-      fstore(to + v * LANES, x);
+      fstore(to + v * LANES, load_values(from + offset, c.query_type, v == s.vectors - 1 ? s.tail : ALL));
+    }
+    if (s.layout->rotated) rotate_row(to, s.dim);
+    for (int v = 0; v < s.vectors; v++) {
+      const F x = fload(to + v * LANES);
       Pairs<KVPLAN_BF16>::store(rows.pairs[r] + v * LANES, x);
       if (s.layout->float_type == KVPLAN_FP16) fstore(rows.pairs[r] + v * LANES, x);
       store_halves(rows.halves[0][r] + v * LANES, rows.halves[1][r] + v * LANES, x);
@@ -283,6 +286,7 @@ void merge_row(const Work &work, int sequence, int head, int row, const float *s
     const int count = v == s.vectors - 1 ? s.dim - v * LANES : LANES;
     memcpy(out + v * LANES, lanes, count * sizeof(float));
   }
+  if (s.layout->rotated) rotate_row(out, s.dim);
   *maximum = most;
   *total = sum;
 }

@@ -134,3 +134,8 @@ EXPORT int64_t kvplan_dequantize(const kvplan_layout *l, const kvplan_batch *b, 
 EXPORT int64_t kvplan_read(const void *data, int64_t bytes, int32_t threads, int32_t variant) {
   return chosen(variant).read(data, bytes, threads);
 }
+
+EXPORT int64_t kvplan_rotate(float *values, int64_t rows, int32_t dim, int32_t threads, int32_t variant) {
+  if (dim < 8 || dim % 8) return -2;
+  return chosen(variant).rotate(values, rows, dim, threads);
+}

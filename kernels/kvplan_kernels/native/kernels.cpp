@@ -31,6 +31,8 @@ namespace {
 #endif
 #include "vectors.h"
 
+#include "rotate.h"
+
 #include "decode.h"
 
 #include "append.h"
@@ -42,6 +44,6 @@ namespace {
 } // namespace
 
 extern const kvplan_kernels kernels;
-const kvplan_kernels kernels = {append, decode, dequantize, read_bytes};
+const kvplan_kernels kernels = {append, decode, dequantize, read_bytes, rotate_rows};
 
 } // namespace KVPLAN_ISA

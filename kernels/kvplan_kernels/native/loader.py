@@ -95,6 +95,16 @@ def read_bytes(buffer: Tensor, threads: int) -> int:
     return int(library().kvplan_read(buffer.data_ptr(), buffer.nbytes, threads, variant_index()))
 
 
+def rotate_rows(values: Tensor, threads: int | None = None) -> None:
+    """Rotate the heads of *values*, contiguous float32 [..., head_dim], in place; see `kvplan_kernels.rotation`."""
+    dim = values.shape[-1]
+    if values.dtype != torch.float32 or not values.is_contiguous():
+        raise UnsupportedError("rotate_rows: contiguous float32 is needed")
+    count = torch.get_num_threads() if threads is None else threads
+    status = library().kvplan_rotate(values.data_ptr(), values.numel() // dim, dim, count, variant_index())
+    abi.check_status("rotate", status)
+
+
 def _library_path(folder: Path) -> Path | None:
     for suffix in EXTENSION_SUFFIXES:
         path = folder / (_STEM + suffix)
