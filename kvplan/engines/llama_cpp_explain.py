@@ -168,13 +168,15 @@ def _cell_finding(facts: LlamaFacts, cache: LoggedCache, figure: Printed, case: 
     what = f"cells of the {cache.kind}"
     kept = case.caches(cache.kind) or case.caches(CacheKind.WHOLE)
     rules = list(_cell_rules(facts, case, kept))
+    windows = any(part.window_kept for part in kept)
     for words, count in rules:
         if figure.holds(count):
             verdict = Verdict.EXPLAINED if words else Verdict.AGREES
             reason = "; ".join(part for part in (words, _advice(facts, case, kept)) if part)
-            return _found(what, figure, f"{count:,}", verdict, reason)
+            return _found(what, figure, f"{count:,}", verdict, reason, needs_model=windows)
     shown = f"{rules[0][1]:,}" if rules else ""
-    return _found(what, figure, shown, Verdict.UNEXPLAINED, "no padding or batch that is known makes it")
+    reason = "no padding or batch that is known makes it"
+    return _found(what, figure, shown, Verdict.UNEXPLAINED, reason, needs_model=windows)
 
 
 def _cell_rules(facts: LlamaFacts, case: _Case, kept: Sequence[CellCache]) -> Iterator[tuple[str, int]]:
@@ -226,7 +228,7 @@ def _sums(cache: LoggedCache) -> Iterator[Finding]:
             verdict, reason = Verdict.AGREES, "the size line restates them: they are one cache" + _shares(cache, parts)
         else:
             verdict, reason = Verdict.UNEXPLAINED, "they do not make the size that restates them"
-        yield _found(f"{what} of the {cache.kind}", total, cache.size.text, verdict, reason)
+        yield _found(f"{what} of the {cache.kind}", total, cache.size.text, verdict, reason, needs_model=False)
 
 
 def _shares(cache: LoggedCache, parts: Sequence[Printed]) -> str:
@@ -306,10 +308,13 @@ def _total_finding(what: str, total: Printed, tokens: int, cases: Sequence[_Case
     return _found(what, total, shown, Verdict.UNEXPLAINED, "no format that is known makes it")
 
 
-def _found(what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str) -> Finding:
+def _found(
+    what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str, *, needs_model: bool = True
+) -> Finding:
     return Finding(
-        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason
-    )
+        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason,
+        needs_model=needs_model,
+    )  # fmt: skip
 
 
 def _unchecked(what: str, figure: Printed, reason: str) -> Finding:

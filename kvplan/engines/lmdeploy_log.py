@@ -61,23 +61,22 @@ def _block_findings(facts: LogFacts, model: ModelSpec | None) -> Iterator[Findin
         return
     if model is None:
         reason = "the model's geometry is not known: name it with --model"
-        yield _finding("block size", block, "", Verdict.NOT_CHECKED, reason)
+        yield _finding("block size", block, "", Verdict.NOT_CHECKED, reason, needs_model=True)
         return
     fits = _settings(model, _truncated(block))
     if not fits:
         reason = "no format, block or number of ranks that is known makes it"
-        yield _finding("block size", block, _shown_block(model), Verdict.UNEXPLAINED, reason)
+        yield _finding("block size", block, _shown_block(model), Verdict.UNEXPLAINED, reason, needs_model=True)
         return
     size, tokens, words = fits[0]
-    reason = " or ".join(dict.fromkeys(fit[2] for fit in fits))
+    reason = " or ".join(dict.fromkeys(fit[2] for fit in fits)) or f"{tokens} tokens of all layers"
     verdict = Verdict.EXPLAINED if words else Verdict.AGREES
-    yield _finding("block size", block, f"{size / _MB:.3f} MB", verdict, reason or f"{tokens} tokens of all layers")
+    yield _finding("block size", block, f"{size / _MB:.3f} MB", verdict, reason, needs_model=True)
     if blocks is not None:
         count, sizes = round(blocks.value), sorted({fit[1] for fit in fits})
         held = " or ".join(f"{count * each:,} tokens" for each in sizes)
-        yield _finding(
-            "blocks", blocks, held, Verdict.AGREES, f"{count} blocks of {' or '.join(map(str, sizes))} tokens"
-        )
+        reason = f"{count} blocks of {' or '.join(map(str, sizes))} tokens"
+        yield _finding("blocks", blocks, held, Verdict.AGREES, reason)
 
 
 def _truncated(figure: Printed) -> Printed:
@@ -135,7 +134,10 @@ def _budget_findings(facts: LogFacts) -> Iterator[Finding]:
     yield _finding("object cache budget", budget, f"{free.value * ratio.value / _MB:.0f} MB", verdict, reason)
 
 
-def _finding(what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str) -> Finding:
+def _finding(
+    what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str, *, needs_model: bool = False
+) -> Finding:
     return Finding(
-        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason
-    )
+        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason,
+        needs_model=needs_model,
+    )  # fmt: skip

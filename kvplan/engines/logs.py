@@ -108,6 +108,7 @@ class Finding:
         line: Of the log; 0 where it is of no one line.
         recomputed: In the figure's unit; empty where nothing could be computed.
         reason: The term that makes the difference, or why it was not checked.
+        needs_model: Whether it is computed from the model's geometry; others are sums of the log's own figures.
     """
 
     line: int
@@ -116,6 +117,12 @@ class Finding:
     recomputed: str = ""
     verdict: Verdict
     reason: str = ""
+    needs_model: bool = False
+
+
+def held_against_model(findings: Iterable[Finding]) -> bool:
+    """Whether any figure was computed from the model's geometry: sums of a log's own figures say nothing of it."""
+    return any(finding.needs_model and finding.verdict is not Verdict.NOT_CHECKED for finding in findings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

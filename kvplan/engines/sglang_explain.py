@@ -357,7 +357,7 @@ def _memory(facts: LogFacts, case: _Case) -> Iterator[Finding]:
         reason += ": the log does not show all that is taken from it (a draft model, an encoder, graphs)"
     yield Finding(
         line=total.line, what="tokens that memory makes", printed=total.text, recomputed=shown, verdict=verdict,
-        reason=reason,
+        reason=reason, needs_model=True,
     )  # fmt: skip
 
 

@@ -308,7 +308,7 @@ def _tokens(facts: LogFacts, case: _Case) -> Iterator[Finding]:
         yield Finding(
             line=limit.line, what="max_tokens", printed=limit.text, verdict=Verdict.AGREES,
             recomputed=f"{budget.low // sizes[0]:,.0f} to {budget.high // sizes[0]:,.0f}",
-            reason="the memory for the cache over the bytes of a token, before whole blocks",
+            reason="the memory for the cache over the bytes of a token, before whole blocks", needs_model=True,
         )  # fmt: skip
     verdict, reason = Verdict.AGREES, "the memory for the cache over the bytes of a token, in whole blocks"
     if not serving[1].meets(low, high):
@@ -316,5 +316,5 @@ def _tokens(facts: LogFacts, case: _Case) -> Iterator[Finding]:
         reason += "; the log does not show what else bounds it (max_tokens, another rank's memory)"
     yield Finding(
         line=serving[1].line, what="tokens", printed=serving[1].text, recomputed=f"{low:,.0f} to {high:,.0f}",
-        verdict=verdict, reason=reason,
+        verdict=verdict, reason=reason, needs_model=True,
     )  # fmt: skip

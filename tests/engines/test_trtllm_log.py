@@ -76,6 +76,17 @@ def test_the_context_that_was_asked_for_is_cut(spec: Any) -> None:
     assert facts.setup.context_tokens == 86720
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 2])
+@pytest.mark.parametrize("figure", ["5.95 GiB for max tokens", "kv size is 73728"])
+def test_a_departure_that_leaves_a_figure_unchecked_explains_nothing(spec: Any, figure: str, factor: float) -> None:
+    number = next(word for word in figure.split() if word[0].isdigit())
+    digits = 2 if "." in number else 0
+    altered = PROFILED.replace(figure, figure.replace(number, f"{float(number) * factor:.{digits}f}"))
+    found = explained(spec, altered, GPT_OSS_120B)
+    what = ("bytes of a token", 5) if "kv size" in figure else ("allocated", 9)
+    assert found[what].verdict is Verdict.UNEXPLAINED
+
+
 def test_a_placeholder_is_no_pool(spec: Any) -> None:
     """A public log of 2025-12-20, AutoDeploy: 0.00 GiB for 3,958,272 tokens."""
     log = """
