@@ -13,30 +13,25 @@ from typing import Final
 from kvplan.core.allocation import Setup
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.lmdeploy import BLOCK_TOKENS, FORMATS, NAME, allocate
-from kvplan.engines.logs import Finding, Line, LogFacts, Pattern, Printed, Verdict, find_figures
+from kvplan.engines.log_fields import RELEASE, figure_at, first_match
+from kvplan.engines.logs import Finding, Line, LogFacts, Printed, Verdict, find_figures
 from kvplan.errors import KvplanError
 
 _MB: Final = 2.0**20
-_NUMBER: Final = r"(?P<number>\d+(?:\.\d+)?)"
 _BLOCK_TOKENS: Final = (BLOCK_TOKENS, 128, 32, 256)
 _RANKS: Final = (1, 2, 4, 8)
 _OLD: Final = (0, 14)
 
-
-def _pattern(name: str, text: str, unit: str = "", scale: float | None = None) -> Pattern:
-    return Pattern(name, re.compile(text.replace("NUMBER", _NUMBER)), unit, scale)
-
-
 PATTERNS: Final = (
-    _pattern("block", r"\bblock_size = NUMBER MB", "MB", _MB),
-    _pattern("blocks", r"\bmax_block_count = NUMBER", "blocks"),
-    _pattern("budget", r"[Oo]bject cache budget: NUMBER MB", "MB", _MB),
-    _pattern("free", r"from (?:free|cacheable) NUMBER MB", "MB", _MB),
-    _pattern("ratio", r"MB and ratio NUMBER"),
+    figure_at("block", r"\bblock_size = MEGABYTES"),
+    figure_at("blocks", r"\bmax_block_count = NUMBER", "blocks"),
+    figure_at("budget", r"[Oo]bject cache budget: MEGABYTES"),
+    figure_at("free", r"from (?:free|cacheable) MEGABYTES"),
+    figure_at("ratio", r"MB and ratio NUMBER"),
 )
 _TURBOMIND: Final = re.compile(r"\[TM\]|BlockManager|Object cache budget")
-_RANK: Final = re.compile(r"\[rank ?\d+\]")
-_VERSION: Final = re.compile(r"\blmdeploy[ =:/]+v?(\d+\.\d+[\w.]*)", re.IGNORECASE)
+_RANK: Final = re.compile(r"\[rank ?\d{1,6}\]")
+_VERSION: Final = re.compile(r"\blmdeploy[ =:/]{1,9}" + RELEASE, re.IGNORECASE)
 _HINT: Final = "start LMDeploy with `--log-level INFO`: TurboMind prints its cache at that level"
 
 
@@ -46,7 +41,7 @@ def read_log(lines: Sequence[Line]) -> LogFacts | None:
     if not own:
         return None
     figures = {name: tuple(items) for name, items in find_figures(own, PATTERNS, _RANK).items()}
-    version = next((match[1] for line in lines if (match := _VERSION.search(line.text))), "")
+    version = first_match(lines, _VERSION)
     return LogFacts(engine=NAME, version=version, figures=figures, hint=_HINT)
 
 

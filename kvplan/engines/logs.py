@@ -11,7 +11,9 @@ from typing import Final
 
 from kvplan.core.allocation import Setup
 
-_ESCAPES: Final = re.compile(r"(?:\x1b|\^\[|#033)?\[\d*(?:;\d+)*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\].*?\x07|\^M")
+_ESCAPES: Final = re.compile(
+    r"(?:\x1b|\^\[|#033)?\[\d{0,3}(?:;\d{1,3}){0,9}m|\x1b\[[0-9;?]{0,40}[A-Za-z]|\x1b\][^\x07]{0,999}\x07|\^M"
+)
 _UNITS: Final = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -209,17 +211,19 @@ def literal_of(regex: re.Pattern[str]) -> str:
 
     >>> literal_of(re.compile(r"# (?:GPU|cuda) blocks: (\d+)")), literal_of(re.compile("a|b"))
     (' blocks: ', '')
+    >>> literal_of(re.compile("ab{0,500}c"))
+    'a'
     """
     depth, run, found = 0, "", [""]
     characters = iter(regex.pattern)
     for character in characters:
-        if character in "([":
+        if character in "([{":
             depth += 1
-        elif character in ")]":
+        elif character in ")]}":
             depth -= 1
         elif character == "|" and depth == 0:
             return ""
-        elif character in "?*{":
+        if character in "?*{":
             run = run[:-1]  # what it stands behind need not be there
         escaped = next(characters, "") if character == "\\" else ""
         if depth == 0 and not escaped and character not in "()[]?*+{}.^$|":
