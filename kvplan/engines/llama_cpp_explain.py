@@ -94,7 +94,7 @@ def _cases(facts: LlamaFacts, model: ModelSpec | None) -> tuple[list[_Case], str
                 reason = reason or str(error)
                 continue
             made.append(_Case(allocation=allocation, departure="; ".join(part for part in (unsaid, text) if part)))
-    return made, reason
+    return made, "" if made else reason
 
 
 def _cache_findings(facts: LlamaFacts, cache: LoggedCache, cases: Sequence[_Case], missing: str) -> Iterator[Finding]:
@@ -172,7 +172,7 @@ def _cell_finding(facts: LlamaFacts, cache: LoggedCache, figure: Printed, case: 
     for words, count in rules:
         if figure.holds(count):
             verdict = Verdict.EXPLAINED if words else Verdict.AGREES
-            reason = "; ".join(part for part in (words, _advice(facts, case, kept)) if part)
+            reason = "; ".join(part for part in (words, _advice(facts, figure, case, kept)) if part)
             return _found(what, figure, f"{count:,}", verdict, reason, needs_model=windows)
     shown = f"{rules[0][1]:,}" if rules else ""
     reason = "no padding or batch that is known makes it"
@@ -201,17 +201,24 @@ def _cell_rules(facts: LlamaFacts, case: _Case, kept: Sequence[CellCache]) -> It
             yield words, kept[0].cells(replace(slots, pad_cells=padding[0], window_first=padding[1]), tokens)
 
 
-def _advice(facts: LlamaFacts, case: _Case, kept: Sequence[CellCache]) -> str:
-    """Return what makes a cache of windows smaller: fewer slots, and hardly a shorter context."""
+def _advice(facts: LlamaFacts, figure: Printed, case: _Case, kept: Sequence[CellCache]) -> str:
+    """Return what makes a cache of windows smaller, and by how much: fewer slots, and hardly a shorter context."""
     slots, window = case.slots, kept[0].window_tokens
     if not kept[0].window_kept or window is None or slots.sharing == 1:
         return ""
     whole = slots.counted * case.context_tokens
     fewer = kept[0].cells(replace(slots, count=1, counted=1, shared=False), whole)
     batch = facts.setup.max_batched_tokens or BATCH_TOKENS
+    saved = float((int(figure.value) - fewer) * sum(part.cell_bytes for part in kept))
+    if saved <= 0:
+        return ""
+    others = [part for part in case.allocation.caches if not part.window_kept]
+    total = sum(float(part.cells(slots, case.context_tokens) * part.cell_bytes) for part in others)
+    total += float(int(figure.value) * sum(part.cell_bytes for part in kept))
     return (
         f"{slots.sharing} slots with a window of {window:,} each and a batch of {batch:,}: --parallel 1 makes it"
-        f" {fewer:,} cells, a shorter context hardly fewer"
+        f" {fewer:,} cells and all caches {_mib(total - saved)} instead of {_mib(total)} ({-saved / total:+.0%}),"
+        " a shorter context hardly fewer"
     )
 
 
@@ -286,7 +293,7 @@ def _device_findings(facts: LlamaFacts, cases: Sequence[_Case], missing: str) ->
         return
     what = "kv cache of the device" if len(facts.devices) == 1 else f"kv cache of {len(facts.devices)} devices"
     if not cases or not facts.setup.context_tokens:
-        yield _unchecked(what, total, missing or "no KvSize is printed")
+        yield _unchecked(what, total, missing or "the context is not in the log: no KvSize is printed")
         return
     kept = cases[0].allocation
     if kept.state_layers or any(cache.window_tokens for cache in kept.caches):
