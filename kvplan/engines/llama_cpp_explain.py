@@ -69,7 +69,7 @@ def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for cache in facts.caches:
         found += _cache_findings(facts, cache, cases, missing)
-        found += _sums(cache)
+        found += _sums(cache, cases)
     for states in facts.states:
         found += _state_findings(states, cases, missing)
     return (*found, *_device_findings(facts, cases, missing))
@@ -222,11 +222,12 @@ def _advice(facts: LlamaFacts, figure: Printed, case: _Case, kept: Sequence[Cell
     )
 
 
-def _sums(cache: LoggedCache) -> Iterator[Finding]:
+def _sums(cache: LoggedCache, cases: Sequence[_Case]) -> Iterator[Finding]:
     """Yield whether K and V, and the buffers of devices, make the size that restates them."""
     if cache.size is None:
         return
-    aligned = 2.0 * _ALIGNED_BYTES * (cache.layers or _LAYERS_UNSAID)
+    layers = cache.layers or sum(part.layers for case in cases[:1] for part in case.caches(cache.kind))
+    aligned = 2.0 * _ALIGNED_BYTES * (layers or _LAYERS_UNSAID)
     for what, parts, slack in (("K and V", cache.parts, 0.0), ("buffers", cache.buffers, aligned)):
         total = _sum(parts)
         if total is None:

@@ -272,3 +272,14 @@ def test_buffers_of_devices_are_told_in_layers(spec: Any, sizes: tuple[str, ...]
     found = explained(spec, f"{buffers}\n{line}", None)
     buffers_finding = next(finding for name, finding in found.items() if name.startswith("buffers"))
     assert buffers_finding.reason.endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("log", "config"),
+    [
+        (GEMMA, GEMMA_4_12B), (FOUR_DEVICES, GPT_OSS_20B), (HYBRID, QWEN_36_27B), (ENCODER, BGE_SMALL),
+        (PADDED, LLAMA_70B), (OLLAMA, QWEN_30B), (DRAFTING, QWEN_36_27B | {"mtp_num_hidden_layers": 1}),
+    ],
+)  # fmt: skip
+def test_no_other_figure_agrees(spec: Any, agreeing: Any, log: str, config: dict[str, Any]) -> None:
+    assert agreeing(log, spec(**config)) == []

@@ -248,3 +248,8 @@ def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, lines: int) 
     if facts is not None:
         verdicts = {finding.verdict for finding in explain_log(facts, spec(**QWEN_36_35B))}
         assert Verdict.UNEXPLAINED not in verdicts
+
+
+@pytest.mark.parametrize(("log", "config"), [(HYBRID, QWEN_36_35B), (COLOURED, LLAMA_70B), (SINGLE, LLAMA_8B)])
+def test_no_other_figure_agrees(spec: Any, agreeing: Any, log: str, config: dict[str, Any]) -> None:
+    assert agreeing(log, spec(**config)) == []
