@@ -227,22 +227,27 @@ def _longest(allocation: GroupedAllocation, room_bytes: float) -> float:
     return float(low)
 
 
-def _token_bands(figure: Printed, allocation: GroupedAllocation, facts: LogFacts, blocks: Band) -> tuple[Band, ...]:
+def _token_bands(figure: Printed, allocation: GroupedAllocation, facts: LogFacts, blocks: Band) -> Bands:
     """Return the tokens of a pool by the formula that was printed: of either era, the one that concurrency belies.
 
     A figure that is of no whole number of blocks is none of the pool's: those of the nearest numbers are returned.
     """
     context, each = allocation.setup.context_tokens, _blocks_each(allocation)
+    smallest = min(group.block_tokens or context for group in allocation.groups)
     if _by_groups(allocation, facts):
-        smallest = min(group.block_tokens for group in allocation.groups if group.block_tokens)
-        step, cut, counts = float(smallest), 0, [count // len(allocation.groups) for count in blocks]
-    else:
-        step, cut, counts = context / each, 1, list(blocks)
+        low, high = (count // len(allocation.groups) for count in blocks)
+        return _in_steps(figure, (low, high), smallest, cut=0)
+    bands = _in_steps(figure, blocks, context / each, cut=1)
+    return (*bands, *_in_steps(figure, blocks, smallest, cut=0)) if _is_even(allocation) else bands
+
+
+def _in_steps(figure: Printed, counts: Band, step: float, *, cut: int) -> tuple[Band, ...]:
+    """Return what so many steps make, less what is cut of a fraction; of a figure between steps, those beside it."""
     low, high = counts[0] * step - cut, counts[1] * step
-    below = figure.value // step
-    near = tuple((count * step, count * step) for count in (below, below + 1))
-    whole = any(figure.meets(first - cut, last) for first, last in near)
-    return near if figure.meets(low, high) and not whole else ((low, high),)
+    below = figure.value // step * step
+    beside = ((below - cut, below), (below + step - cut, below + step))
+    whole = any(figure.meets(*band) for band in beside)
+    return beside if figure.meets(low, high) and not whole else ((low, high),)
 
 
 def _by_groups(allocation: GroupedAllocation, facts: LogFacts) -> bool:

@@ -220,6 +220,13 @@ def test_a_draft_model_of_its_own_has_whole_layers_of_the_pool(
     assert reason in found.reason
 
 
+def test_tokens_are_of_blocks_where_the_context_is_not(spec: Any) -> None:
+    """https://github.com/vllm-project/vllm/issues/10517, 0.6: 1,478 blocks, and a context of 1,812.5."""
+    log = SINGLE.replace("11.12 GiB", "2.89 GiB").replace("91,056", "23,648").replace("11.12x", "0.82x")
+    log = log.replace("8,192", "29,000").replace("8192", "29000")
+    assert {finding.verdict for finding in explained(spec, log, LLAMA_8B).values()} == {Verdict.AGREES}
+
+
 def test_tokens_are_of_whole_blocks(spec: Any) -> None:
     found = explained(spec, SINGLE.replace("91,056", "91,057"), LLAMA_8B)["GPU KV cache size"]
     assert found.verdict is Verdict.UNEXPLAINED
