@@ -66,7 +66,7 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
         InputError: Ranks or stages do not divide the model.
     """
     try:
-        return engine.allocate(model, format_name, setup)
+        return engine.allocate(model, engine.format_name(model, format_name), setup)
     except UnsupportedFormatError as error:
         others = engines_with(format_name, engine)
         if not others or engine.has_format(format_name):  # what it refuses is this model in it

@@ -2,11 +2,11 @@
 
 from typing import Final
 
-from kvplan.engines.engine import Engine, run_type
+from kvplan.engines.engine import Engine
 from kvplan.engines.sglang import NAME, RULES, allocate, launch
-from kvplan.engines.sglang_formats import FORMATS
+from kvplan.engines.sglang_formats import FORMATS, default_format
 
 ENGINE: Final = Engine(
-    name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS, default_format=run_type,
-    logs=("kvplan.engines.sglang_log", "kvplan.engines.sglang_explain"),
+    name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
+    default_format=default_format, logs=("kvplan.engines.sglang_log", "kvplan.engines.sglang_explain"),
 )  # fmt: skip

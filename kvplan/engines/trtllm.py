@@ -25,7 +25,7 @@ from kvplan.core.allocation import (
 )  # fmt: skip
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
-from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer
+from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer, stated_type
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 from kvplan_kernels.layout import ceil_div
 
@@ -51,7 +51,7 @@ _BYTE: Final = Packing(bits=8)
 _NVFP4: Final = Packing(bits=4, group_elements=16, group_bits=8)
 FORMATS: Final = (
     EngineFormat(
-        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("auto", "bfloat16"), since="0.5", source=_KV,
+        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("bfloat16",), since="0.5", source=_KV,
     ),
     EngineFormat(
         name="fp16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("float16",), since="0.5", source=_KV,
@@ -370,3 +370,13 @@ def launch(setting: Launch) -> LaunchText:
         file_name="trtllm.yaml",
         file_text="\n".join(lines) + "\n",
     )
+
+
+default_format: Final = stated_type(
+    {
+        "modelopt": {"fp8_e4m3": "fp8", "nvfp4": "nvfp4", "int8": "int8"},
+        "compressed-tensors": {"fp8_e4m3": "fp8"},
+    }
+)
+"""What `auto` is: what the checkpoint says, else the run's type (NVIDIA/TensorRT-LLM
+tensorrt_llm/_torch/model_config.py, main of 2026-11)."""
