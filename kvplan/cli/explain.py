@@ -37,7 +37,7 @@ def explain_command(
     """Compute each figure of a start-up log anew, and name the term that makes a difference.
 
     Ends with 4 where a figure does not follow from the model and the setting, with 3 where the model
-    is not known or no figure could be checked.
+    is not known or no figure of the log could be held against it, and with 0 where all that could follow.
     """
     from kvplan.engines import explain_log
 
@@ -97,10 +97,10 @@ def _model(facts: "LogFacts", name: str | None) -> "ModelSpec | None":
 
 
 def _status(findings: "Sequence[Finding]", *, known: bool) -> ExitStatus:
-    from kvplan.engines.logs import Verdict
+    from kvplan.engines.logs import Verdict, held_against_model
 
     verdicts = {finding.verdict for finding in findings}
     if Verdict.UNEXPLAINED in verdicts:
         return ExitStatus.MISMATCH
-    undecided = verdicts <= {Verdict.NOT_CHECKED} or (not known and Verdict.NOT_CHECKED in verdicts)
-    return ExitStatus.UNSUPPORTED if undecided else ExitStatus.DONE
+    decided = held_against_model(findings) if known else bool(verdicts) and Verdict.NOT_CHECKED not in verdicts
+    return ExitStatus.DONE if decided else ExitStatus.UNSUPPORTED

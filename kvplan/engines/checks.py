@@ -1,7 +1,8 @@
 """Printed figures held against what follows from a model and a setting, of which a log says only a part.
 
-What it does not say is tried: the fewest departures from an engine's defaults under which most figures follow are the
-explanation, and are named. Where several explain as much, all of them are.
+What it does not say is tried: the fewest departures from an engine's defaults that leave the fewest figures
+contradicted are the explanation, and are named. Where several explain as much, all of them are. A departure under
+which a figure can no longer be computed explains nothing.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -28,7 +29,7 @@ class Check:
     Attributes:
         name: Among the figures of the log.
         tokens: Of the pool that the figure is of; or slots.
-        why: What keeps it from being checked, where nothing follows.
+        why: What keeps it from being checked, where nothing follows; no departure else may.
     """
 
     what: str
@@ -46,8 +47,9 @@ def exact(sizes: Iterable[float]) -> tuple[Band, ...]:
 def unchecked(check: Check, reason: str) -> Finding:
     """Return the finding of a figure that nothing is known to follow for."""
     return Finding(
-        line=check.figure.line, what=check.what, printed=check.figure.text, verdict=Verdict.NOT_CHECKED, reason=reason
-    )
+        line=check.figure.line, what=check.what, printed=check.figure.text, verdict=Verdict.NOT_CHECKED, reason=reason,
+        needs_model=True,
+    )  # fmt: skip
 
 
 def settings(
@@ -74,17 +76,27 @@ def best_case(
     checks: Sequence[Check],
     expected: Callable[[Check, _Case], Bands],
 ) -> tuple[_Case, list[Bands], str]:
-    """Return the case under which most figures follow, its bands, and the departures that explain as much."""
+    """Return the case that contradicts the fewest figures, its bands, and the departures that explain as much."""
     scored = [(departures, case, [expected(check, case) for check in checks]) for departures, case in cases]
-    ranks = [(_met(checks, bands), -len(departures)) for departures, _, bands in scored]
+    plain = min(scored, key=lambda row: len(row[0]))[2]
+    scored = [row for row in scored if not _hides(checks, plain, row[2])]
+    ranks = [(-_contradicted(checks, bands), -len(departures)) for departures, _, bands in scored]
     top = max(ranks)
     alike = [departures for (departures, _, _), rank in zip(scored, ranks, strict=True) if rank == top]
     _, best, bands = scored[ranks.index(top)]
     return best, bands, " or ".join(dict.fromkeys("; ".join(departures) for departures in alike))
 
 
-def _met(checks: Sequence[Check], bands: Sequence[Bands]) -> int:
-    return sum(band is None or meets(check, band) for check, band in zip(checks, bands, strict=True))
+def _hides(checks: Sequence[Check], plain: Sequence[Bands], bands: Sequence[Bands]) -> bool:
+    """Whether a figure that the fewest departures make computable is not so any more."""
+    return any(
+        band is None and before is not None and not check.why
+        for check, before, band in zip(checks, plain, bands, strict=True)
+    )
+
+
+def _contradicted(checks: Sequence[Check], bands: Sequence[Bands]) -> int:
+    return sum(band is not None and not meets(check, band) for check, band in zip(checks, bands, strict=True))
 
 
 def meets(check: Check, bands: tuple[Band, ...]) -> bool:
@@ -99,7 +111,7 @@ def judge(check: Check, bands: tuple[Band, ...], departures: str) -> Finding:
         verdict, reason = Verdict.UNEXPLAINED, _difference(check, bands)
     return Finding(
         line=check.figure.line, what=check.what, printed=check.figure.text, recomputed=_shown(check, bands),
-        verdict=verdict, reason=reason,
+        verdict=verdict, reason=reason, needs_model=True,
     )  # fmt: skip
 
 

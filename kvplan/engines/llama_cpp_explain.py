@@ -69,7 +69,7 @@ def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
     found: list[Finding] = []
     for cache in facts.caches:
         found += _cache_findings(facts, cache, cases, missing)
-        found += _sums(cache)
+        found += _sums(cache, cases)
     for states in facts.states:
         found += _state_findings(states, cases, missing)
     return (*found, *_device_findings(facts, cases, missing))
@@ -94,7 +94,7 @@ def _cases(facts: LlamaFacts, model: ModelSpec | None) -> tuple[list[_Case], str
                 reason = reason or str(error)
                 continue
             made.append(_Case(allocation=allocation, departure="; ".join(part for part in (unsaid, text) if part)))
-    return made, reason
+    return made, "" if made else reason
 
 
 def _cache_findings(facts: LlamaFacts, cache: LoggedCache, cases: Sequence[_Case], missing: str) -> Iterator[Finding]:
@@ -168,13 +168,15 @@ def _cell_finding(facts: LlamaFacts, cache: LoggedCache, figure: Printed, case: 
     what = f"cells of the {cache.kind}"
     kept = case.caches(cache.kind) or case.caches(CacheKind.WHOLE)
     rules = list(_cell_rules(facts, case, kept))
+    windows = any(part.window_kept for part in kept)
     for words, count in rules:
         if figure.holds(count):
             verdict = Verdict.EXPLAINED if words else Verdict.AGREES
-            reason = "; ".join(part for part in (words, _advice(facts, case, kept)) if part)
-            return _found(what, figure, f"{count:,}", verdict, reason)
+            reason = "; ".join(part for part in (words, _advice(facts, figure, case, kept)) if part)
+            return _found(what, figure, f"{count:,}", verdict, reason, needs_model=windows)
     shown = f"{rules[0][1]:,}" if rules else ""
-    return _found(what, figure, shown, Verdict.UNEXPLAINED, "no padding or batch that is known makes it")
+    reason = "no padding or batch that is known makes it"
+    return _found(what, figure, shown, Verdict.UNEXPLAINED, reason, needs_model=windows)
 
 
 def _cell_rules(facts: LlamaFacts, case: _Case, kept: Sequence[CellCache]) -> Iterator[tuple[str, int]]:
@@ -199,25 +201,33 @@ def _cell_rules(facts: LlamaFacts, case: _Case, kept: Sequence[CellCache]) -> It
             yield words, kept[0].cells(replace(slots, pad_cells=padding[0], window_first=padding[1]), tokens)
 
 
-def _advice(facts: LlamaFacts, case: _Case, kept: Sequence[CellCache]) -> str:
-    """Return what makes a cache of windows smaller: fewer slots, and hardly a shorter context."""
+def _advice(facts: LlamaFacts, figure: Printed, case: _Case, kept: Sequence[CellCache]) -> str:
+    """Return what makes a cache of windows smaller, and by how much: fewer slots, and hardly a shorter context."""
     slots, window = case.slots, kept[0].window_tokens
     if not kept[0].window_kept or window is None or slots.sharing == 1:
         return ""
     whole = slots.counted * case.context_tokens
     fewer = kept[0].cells(replace(slots, count=1, counted=1, shared=False), whole)
     batch = facts.setup.max_batched_tokens or BATCH_TOKENS
+    saved = float((int(figure.value) - fewer) * sum(part.cell_bytes for part in kept))
+    if saved <= 0:
+        return ""
+    others = [part for part in case.allocation.caches if not part.window_kept]
+    total = sum(float(part.cells(slots, case.context_tokens) * part.cell_bytes) for part in others)
+    total += float(int(figure.value) * sum(part.cell_bytes for part in kept))
     return (
         f"{slots.sharing} slots with a window of {window:,} each and a batch of {batch:,}: --parallel 1 makes it"
-        f" {fewer:,} cells, a shorter context hardly fewer"
+        f" {fewer:,} cells and all caches {_mib(total - saved)} instead of {_mib(total)} ({-saved / total:+.0%}),"
+        " a shorter context hardly fewer"
     )
 
 
-def _sums(cache: LoggedCache) -> Iterator[Finding]:
+def _sums(cache: LoggedCache, cases: Sequence[_Case]) -> Iterator[Finding]:
     """Yield whether K and V, and the buffers of devices, make the size that restates them."""
     if cache.size is None:
         return
-    aligned = 2.0 * _ALIGNED_BYTES * (cache.layers or _LAYERS_UNSAID)
+    layers = cache.layers or sum(part.layers for case in cases[:1] for part in case.caches(cache.kind))
+    aligned = 2.0 * _ALIGNED_BYTES * (layers or _LAYERS_UNSAID)
     for what, parts, slack in (("K and V", cache.parts, 0.0), ("buffers", cache.buffers, aligned)):
         total = _sum(parts)
         if total is None:
@@ -226,7 +236,7 @@ def _sums(cache: LoggedCache) -> Iterator[Finding]:
             verdict, reason = Verdict.AGREES, "the size line restates them: they are one cache" + _shares(cache, parts)
         else:
             verdict, reason = Verdict.UNEXPLAINED, "they do not make the size that restates them"
-        yield _found(f"{what} of the {cache.kind}", total, cache.size.text, verdict, reason)
+        yield _found(f"{what} of the {cache.kind}", total, cache.size.text, verdict, reason, needs_model=False)
 
 
 def _shares(cache: LoggedCache, parts: Sequence[Printed]) -> str:
@@ -284,7 +294,7 @@ def _device_findings(facts: LlamaFacts, cases: Sequence[_Case], missing: str) ->
         return
     what = "kv cache of the device" if len(facts.devices) == 1 else f"kv cache of {len(facts.devices)} devices"
     if not cases or not facts.setup.context_tokens:
-        yield _unchecked(what, total, missing or "no KvSize is printed")
+        yield _unchecked(what, total, missing or "the context is not in the log: no KvSize is printed")
         return
     kept = cases[0].allocation
     if kept.state_layers or any(cache.window_tokens for cache in kept.caches):
@@ -306,10 +316,13 @@ def _total_finding(what: str, total: Printed, tokens: int, cases: Sequence[_Case
     return _found(what, total, shown, Verdict.UNEXPLAINED, "no format that is known makes it")
 
 
-def _found(what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str) -> Finding:
+def _found(
+    what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str, *, needs_model: bool = True
+) -> Finding:
     return Finding(
-        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason
-    )
+        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason,
+        needs_model=needs_model,
+    )  # fmt: skip
 
 
 def _unchecked(what: str, figure: Printed, reason: str) -> Finding:

@@ -14,43 +14,46 @@ from typing import Final
 
 from kvplan.core.allocation import Setup
 from kvplan.engines.llama_cpp import AUTO_SLOTS, NAME, NO_FLASH_ATTENTION, SWA_FULL, UNIFIED
+from kvplan.engines.log_fields import COUNT, DIGITS, NUMBER, WHOLE, first_match
 from kvplan.engines.logs import Line, LogFacts, Measured, Printed, printed
 
-_SIZE: Final = r"(?P<number>\d[\d.]*) (?P<unit>[KMG]iB|MB)"
-_BUFFER: Final = re.compile(r"(?P<device>[\w-]+) +(?P<what>KV|RS) buffer size += +" + _SIZE)
+_SIZE: Final = NUMBER + r" (?P<unit>[KMG]iB|MB)"
+_BUFFER: Final = re.compile(r"(?P<device>[\w-]{1,99}) +(?P<what>KV|RS) buffer size += +" + _SIZE)
 _CELLS: Final = re.compile(
     r"size += +"
     + _SIZE
-    + r" \( *(?P<cells>\d+) cells, *(?P<layers>\d+) layers, *(?P<slots>\d+)/(?P<streams>\d+) seqs\)"
+    + r" \( *(?P<cells>\d{1,12}) cells, *(?P<layers>\d{1,12}) layers, *(?P<slots>\d{1,12})/(?P<streams>\d{1,12}) seqs\)"
 )
 _STATES: Final = re.compile(
-    r"size += +" + _SIZE + r" \( *(?P<cells>\d+) cells, *(?P<layers>\d+) layers, *(?P<slots>\d+) seqs"
-    r" *(?:(?P<kept>\d+) rs_seq)?\)"
+    r"size += +" + _SIZE + r" \( *(?P<cells>\d{1,12}) cells, *(?P<layers>\d{1,12}) layers, *(?P<slots>\d{1,12}) seqs"
+    r" *(?:(?P<kept>\d{1,12}) rs_seq)?\)"
 )
 _SELF: Final = re.compile(r"KV self size += +" + _SIZE)
-_TYPES: Final = re.compile(r"K \((?P<key>\w+)\): +(?P<k>[\d.]+) MiB, +V \((?P<value>\w+)\): +(?P<v>[\d.]+) MiB")
+_TYPES: Final = re.compile(
+    r"K \((?P<key>\w{1,20})\): +(?P<k>" + DIGITS + r") MiB, +V \((?P<value>\w{1,20})\): +(?P<v>" + DIGITS + ") MiB"
+)
 _CREATING: Final = re.compile(
-    r"creating +(?P<which>non-SWA|SWA|main|indexer|DSA) KV cache, size = (?P<number>\d+) cells"
+    r"creating +(?P<which>non-SWA|SWA|main|indexer|DSA) KV cache, size = " + NUMBER + " cells"
 )
 _CONTEXT: Final = re.compile(r"constructing llama_context|(?P<draft>creating MTP draft context|loading draft model)")
-_OLLAMA: Final = re.compile(r'msg="kv cache" device=(?P<device>\S+) size="(?P<number>[\d.]+) (?P<unit>[KMGT]iB|B)"')
-_OLLAMA_SETUP: Final = re.compile(r"KvSize:(?P<context>\d+) KvCacheType:(?P<format>\w*)")
-_WEIGHTS: Final = re.compile(r"(?P<device>[\w-]+) +model buffer size += +" + _SIZE)
-_COMPUTE: Final = re.compile(r"(?P<device>[\w-]+) +compute buffer size += +" + _SIZE)
+_OLLAMA: Final = re.compile(r'msg="kv cache" device=(?P<device>\S{1,99}) size="' + NUMBER + ' (?P<unit>[KMGT]iB|B)"')
+_OLLAMA_SETUP: Final = re.compile(rf"KvSize:(?P<context>{WHOLE}) KvCacheType:(?P<format>\w{{0,20}})")
+_WEIGHTS: Final = re.compile(r"(?P<device>[\w-]{1,99}) +model buffer size += +" + _SIZE)
+_COMPUTE: Final = re.compile(r"(?P<device>[\w-]{1,99}) +compute buffer size += +" + _SIZE)
 _FIELDS: Final = {
-    "context": re.compile(r"\bn_ctx +(?:= |: )(\d+)"),
-    "slots": re.compile(r"\bn_seq_max += (\d+)"),
-    "batch": re.compile(r"\bn_ubatch += (\d+)"),
+    "context": re.compile(r"\bn_ctx +(?:= |: )" + COUNT),
+    "slots": re.compile(r"\bn_seq_max += " + COUNT),
+    "batch": re.compile(r"\bn_ubatch += " + COUNT),
     "unified": re.compile(r"\bkv_unified += (true|false|0|1)\b"),
     "flash": re.compile(r"\bflash_attn += (\w+)"),
 }
 _VERSIONS: Final = (
-    re.compile(r"\bbuild: (\d{4,})\b"),
-    re.compile(r"\bbuild += (\d{4,})\b"),
-    re.compile(r"\bversion: (\d{4,}) \("),
-    re.compile(r"\bb(\d{4,})-[0-9a-f]{7,}"),
+    re.compile(r"\bbuild: (\d{4,6})\b"),
+    re.compile(r"\bbuild += (\d{4,6})\b"),
+    re.compile(r"\bversion: (\d{4,6}) \("),
+    re.compile(r"\bb(\d{4,6})-[0-9a-f]{7,40}"),
 )
-_MODEL: Final = re.compile(r"loaded meta data with .* from (\S.*?\.gguf)")
+_MODEL: Final = re.compile(r"loaded meta data with .{0,200}? from (\S.{0,999}?\.gguf)")
 _FULL: Final = "using full-size SWA cache"
 _RECOGNIZED: Final = re.compile(
     r"\bllama_(?:model_loader|context|kv_cache|new_context|server)|\b(?:srv|slot) +\w+:|common_init_from_params"
@@ -234,7 +237,7 @@ def read_log(lines: Sequence[Line]) -> LlamaFacts | None:
     return LlamaFacts(
         engine=NAME,
         version=_version(lines),
-        model=_first(lines, _MODEL),
+        model=first_match(lines, _MODEL),
         format=_format(lines, caches),
         setup=setup,
         stated=stated,
@@ -261,7 +264,7 @@ def _by_name(
 
 def _setup(lines: Sequence[Line], caches: Sequence[LoggedCache]) -> tuple[Setup, frozenset[str]]:
     """Return the setting; its context is of one slot, of all of them where as many share it as do by default."""
-    said = {name: _first(lines, regex) for name, regex in _FIELDS.items()}
+    said = {name: first_match(lines, regex) for name, regex in _FIELDS.items()}
     ollama = next((match for line in lines if (match := _OLLAMA_SETUP.search(line.text))), None)
     main = next((cache for cache in caches if cache.slots), None)
     slots = main.slots if main and main.slots else int(said["slots"] or 0)
@@ -304,8 +307,4 @@ def _measured(lines: Sequence[Line]) -> Measured:
 
 
 def _version(lines: Sequence[Line]) -> str:
-    return next((found for regex in _VERSIONS if (found := _first(lines, regex))), "")
-
-
-def _first(lines: Sequence[Line], regex: re.Pattern[str]) -> str:
-    return next((match[1] for line in lines if (match := regex.search(line.text))), "")
+    return next((found for regex in _VERSIONS if (found := first_match(lines, regex))), "")

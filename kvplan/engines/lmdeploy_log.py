@@ -13,30 +13,25 @@ from typing import Final
 from kvplan.core.allocation import Setup
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.lmdeploy import BLOCK_TOKENS, FORMATS, NAME, allocate
-from kvplan.engines.logs import Finding, Line, LogFacts, Pattern, Printed, Verdict, find_figures
+from kvplan.engines.log_fields import RELEASE, figure_at, first_match
+from kvplan.engines.logs import Finding, Line, LogFacts, Printed, Verdict, find_figures
 from kvplan.errors import KvplanError
 
 _MB: Final = 2.0**20
-_NUMBER: Final = r"(?P<number>\d+(?:\.\d+)?)"
 _BLOCK_TOKENS: Final = (BLOCK_TOKENS, 128, 32, 256)
 _RANKS: Final = (1, 2, 4, 8)
 _OLD: Final = (0, 14)
 
-
-def _pattern(name: str, text: str, unit: str = "", scale: float | None = None) -> Pattern:
-    return Pattern(name, re.compile(text.replace("NUMBER", _NUMBER)), unit, scale)
-
-
 PATTERNS: Final = (
-    _pattern("block", r"\bblock_size = NUMBER MB", "MB", _MB),
-    _pattern("blocks", r"\bmax_block_count = NUMBER", "blocks"),
-    _pattern("budget", r"[Oo]bject cache budget: NUMBER MB", "MB", _MB),
-    _pattern("free", r"from (?:free|cacheable) NUMBER MB", "MB", _MB),
-    _pattern("ratio", r"MB and ratio NUMBER"),
+    figure_at("block", r"\bblock_size = MEGABYTES"),
+    figure_at("blocks", r"\bmax_block_count = NUMBER", "blocks"),
+    figure_at("budget", r"[Oo]bject cache budget: MEGABYTES"),
+    figure_at("free", r"from (?:free|cacheable) MEGABYTES"),
+    figure_at("ratio", r"MB and ratio NUMBER"),
 )
 _TURBOMIND: Final = re.compile(r"\[TM\]|BlockManager|Object cache budget")
-_RANK: Final = re.compile(r"\[rank ?\d+\]")
-_VERSION: Final = re.compile(r"\blmdeploy[ =:/]+v?(\d+\.\d+[\w.]*)", re.IGNORECASE)
+_RANK: Final = re.compile(r"\[rank ?\d{1,6}\]")
+_VERSION: Final = re.compile(r"\blmdeploy[ =:/]{1,9}" + RELEASE, re.IGNORECASE)
 _HINT: Final = "start LMDeploy with `--log-level INFO`: TurboMind prints its cache at that level"
 
 
@@ -46,7 +41,7 @@ def read_log(lines: Sequence[Line]) -> LogFacts | None:
     if not own:
         return None
     figures = {name: tuple(items) for name, items in find_figures(own, PATTERNS, _RANK).items()}
-    version = next((match[1] for line in lines if (match := _VERSION.search(line.text))), "")
+    version = first_match(lines, _VERSION)
     return LogFacts(engine=NAME, version=version, figures=figures, hint=_HINT)
 
 
@@ -61,23 +56,22 @@ def _block_findings(facts: LogFacts, model: ModelSpec | None) -> Iterator[Findin
         return
     if model is None:
         reason = "the model's geometry is not known: name it with --model"
-        yield _finding("block size", block, "", Verdict.NOT_CHECKED, reason)
+        yield _finding("block size", block, "", Verdict.NOT_CHECKED, reason, needs_model=True)
         return
     fits = _settings(model, _truncated(block))
     if not fits:
         reason = "no format, block or number of ranks that is known makes it"
-        yield _finding("block size", block, _shown_block(model), Verdict.UNEXPLAINED, reason)
+        yield _finding("block size", block, _shown_block(model), Verdict.UNEXPLAINED, reason, needs_model=True)
         return
     size, tokens, words = fits[0]
-    reason = " or ".join(dict.fromkeys(fit[2] for fit in fits))
+    reason = " or ".join(dict.fromkeys(fit[2] for fit in fits)) or f"{tokens} tokens of all layers"
     verdict = Verdict.EXPLAINED if words else Verdict.AGREES
-    yield _finding("block size", block, f"{size / _MB:.3f} MB", verdict, reason or f"{tokens} tokens of all layers")
+    yield _finding("block size", block, f"{size / _MB:.3f} MB", verdict, reason, needs_model=True)
     if blocks is not None:
         count, sizes = round(blocks.value), sorted({fit[1] for fit in fits})
         held = " or ".join(f"{count * each:,} tokens" for each in sizes)
-        yield _finding(
-            "blocks", blocks, held, Verdict.AGREES, f"{count} blocks of {' or '.join(map(str, sizes))} tokens"
-        )
+        reason = f"{count} blocks of {' or '.join(map(str, sizes))} tokens; the memory they are made of is not printed"
+        yield _finding("blocks", blocks, held, Verdict.NOT_CHECKED, reason)
 
 
 def _truncated(figure: Printed) -> Printed:
@@ -135,7 +129,10 @@ def _budget_findings(facts: LogFacts) -> Iterator[Finding]:
     yield _finding("object cache budget", budget, f"{free.value * ratio.value / _MB:.0f} MB", verdict, reason)
 
 
-def _finding(what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str) -> Finding:
+def _finding(
+    what: str, figure: Printed, recomputed: str, verdict: Verdict, reason: str, *, needs_model: bool = False
+) -> Finding:
     return Finding(
-        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason
-    )
+        line=figure.line, what=what, printed=figure.text, recomputed=recomputed, verdict=verdict, reason=reason,
+        needs_model=needs_model,
+    )  # fmt: skip

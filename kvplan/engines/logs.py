@@ -11,7 +11,9 @@ from typing import Final
 
 from kvplan.core.allocation import Setup
 
-_ESCAPES: Final = re.compile(r"(?:\x1b|\^\[|#033)?\[\d*(?:;\d+)*m|\x1b\[[0-9;?]*[A-Za-z]|\x1b\].*?\x07|\^M")
+_ESCAPES: Final = re.compile(
+    r"(?:\x1b|\^\[|#033)?\[\d{0,3}(?:;\d{1,3}){0,9}m|\x1b\[[0-9;?]{0,40}[A-Za-z]|\x1b\][^\x07]{0,999}\x07|\^M"
+)
 _UNITS: Final = {"B": 1, "bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
@@ -108,6 +110,7 @@ class Finding:
         line: Of the log; 0 where it is of no one line.
         recomputed: In the figure's unit; empty where nothing could be computed.
         reason: The term that makes the difference, or why it was not checked.
+        needs_model: Whether it is computed from the model's geometry; others are sums of the log's own figures.
     """
 
     line: int
@@ -116,6 +119,12 @@ class Finding:
     recomputed: str = ""
     verdict: Verdict
     reason: str = ""
+    needs_model: bool = False
+
+
+def held_against_model(findings: Iterable[Finding]) -> bool:
+    """Whether any figure was computed from the model's geometry: sums of a log's own figures say nothing of it."""
+    return any(finding.needs_model and finding.verdict is not Verdict.NOT_CHECKED for finding in findings)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -202,17 +211,19 @@ def literal_of(regex: re.Pattern[str]) -> str:
 
     >>> literal_of(re.compile(r"# (?:GPU|cuda) blocks: (\d+)")), literal_of(re.compile("a|b"))
     (' blocks: ', '')
+    >>> literal_of(re.compile("ab{0,500}c"))
+    'a'
     """
     depth, run, found = 0, "", [""]
     characters = iter(regex.pattern)
     for character in characters:
-        if character in "([":
+        if character in "([{":
             depth += 1
-        elif character in ")]":
+        elif character in ")]}":
             depth -= 1
         elif character == "|" and depth == 0:
             return ""
-        elif character in "?*{":
+        if character in "?*{":
             run = run[:-1]  # what it stands behind need not be there
         escaped = next(characters, "") if character == "\\" else ""
         if depth == 0 and not escaped and character not in "()[]?*+{}.^$|":

@@ -52,7 +52,7 @@ def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
         return (*found, *(unchecked(check, refused) for check in checks))
     best, bands, departures = best_case(cases, checks, lambda check, case: _expected(check, case, facts))
     found += [_finding(check, band, departures) for check, band in zip(checks, bands, strict=True)]
-    return (*found, *_memory(facts, best), *_requests(facts, best))
+    return (*found, *_memory(facts, best, departures), *_requests(facts, best))
 
 
 def _checks(facts: LogFacts) -> list[Check]:
@@ -338,7 +338,7 @@ def _context(facts: LogFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _memory(facts: LogFacts, case: _Case) -> Iterator[Finding]:
+def _memory(facts: LogFacts, case: _Case, departures: str) -> Iterator[Finding]:
     """Yield whether the memory after loading makes the pool, where the log says enough to tell."""
     run, total, share = facts.measured, facts.last("tokens"), facts.setup.option(STATIC)
     before, after = _least(facts, "before_load"), _least(facts, "after_load")
@@ -352,12 +352,14 @@ def _memory(facts: LogFacts, case: _Case) -> Iterator[Finding]:
     shown = f"{least:,} to {most:,}"
     reason = f"what was free after loading, less {kept:.3f} of what was before it"
     verdict = Verdict.AGREES
+    if departures:
+        verdict, reason = Verdict.EXPLAINED, f"{departures}; {reason}"
     if not total.meets(least, most):
         verdict = Verdict.NOT_CHECKED
         reason += ": the log does not show all that is taken from it (a draft model, an encoder, graphs)"
     yield Finding(
         line=total.line, what="tokens that memory makes", printed=total.text, recomputed=shown, verdict=verdict,
-        reason=reason,
+        reason=reason, needs_model=True,
     )  # fmt: skip
 
 

@@ -11,67 +11,66 @@ from dataclasses import replace
 from typing import Final
 
 from kvplan.core.allocation import Setup
-from kvplan.engines.checks import GIB
-from kvplan.engines.log_fields import field, first_match, last_match, last_numbers, read_version
-from kvplan.engines.logs import Line, LogFacts, Measured, Pattern, Printed, find_figures
+from kvplan.engines.log_fields import (
+    COUNT,
+    END,
+    RELEASE,
+    SHARE,
+    field,
+    figure_at,
+    first_match,
+    highest_rank,
+    last_count,
+    last_match,
+    last_numbers,
+    read_version,
+)
+from kvplan.engines.logs import Line, LogFacts, Measured, Printed, find_figures
 
 HINT: Final = "SGLang prints its pools at --log-level info, which is its default"
 DRAFTED: Final = "speculative-num-draft-tokens"
 REQUESTS: Final = "max-running-requests"
 STATIC: Final = "mem-fraction-static"
 
-_NUMBER: Final = r"(?P<number>-?\d{1,18}(?:,\d{3}){0,6}(?:\.\d{1,9})?)"
-_INTEGER: Final = r"(\d{1,12})\b"
-_SHARE: Final = r"(\d{0,3}\.?\d{1,9})"
 _POOL: Final = r"(?<!Virtual)KV Cache (?:is allocated\.|limits by --mem-fraction-static:)"
 _RESERVED: Final = r"(?:VirtualKV Cache is allocated\.|KV Cache VA upper bound\.)"
-
-
-def _count(name: str, text: str, unit: str) -> Pattern:
-    return Pattern(name, re.compile(text.replace("NUMBER", _NUMBER)), unit)
-
-
-def _size(name: str, text: str) -> Pattern:
-    return Pattern(name, re.compile(text.replace("SIZE", _NUMBER + r"\s?(?P<unit>GB)")), scale=GIB)
-
-
 PATTERNS: Final = (
-    _count("pool_tokens", _POOL + r".*?#tokens: NUMBER", "tokens"),
-    _size("k_size", _POOL + r".*?\bK size: SIZE"),
-    _size("v_size", _POOL + r".*?\bV size: SIZE"),
-    _size("kv_size", _POOL + r".*?\bKV size: SIZE"),
-    _count("reserved_tokens", _RESERVED + r".*?#tokens: NUMBER", "tokens"),
-    _count("full_tokens", r"full_layer_tokens=NUMBER", "tokens"),
-    _count("window_tokens", r"swa_layer_tokens=NUMBER", "tokens"),
-    _size("both_pools", r"SWAKVPool mem usage: SIZE"),
-    _count("captured_tokens", r"KV sizing: KV cache allocated\..*?#tokens: NUMBER", "tokens"),
-    _size("captured_size", r"KV sizing: KV cache allocated\..*?\bKV size: SIZE"),
-    _count("slots", r"Mamba Cache is allocated\. max_mamba_cache_size: NUMBER", "slots"),
-    _size("conv_size", r"\bconv_state size: SIZE"),
-    _size("state_size", r"\bssm_state size: SIZE"),
-    _size("drafted_state_size", r"\bintermediate_ssm_state_cache size: SIZE"),
-    _count("tokens", r"\bmax_total_num_tokens=NUMBER", "tokens"),
-    _count("requests", r"\bmax_total_num_tokens=.*?\bmax_running_requests=NUMBER", "requests"),
-    _count("context", r"\bmax_total_num_tokens=.*?\bcontext_len=NUMBER", "tokens"),
-    _size("before_load", r"Load weight begin\. avail mem=SIZE"),
-    _size("after_load", r"Load weight end\..*?\bavail mem=SIZE"),
-    _size("weights", r"Load weight end\..*?\bmem usage=SIZE"),
-    _size("after_pool", r"Memory pool end\. avail mem=SIZE"),
-    _size("graphs", r"Capture .*?(?:cuda|CUDA) graph end\..*?\bmem usage=SIZE"),
-    _size("left", r"\bavailable_gpu_mem=SIZE"),
+    figure_at("pool_tokens", _POOL + r".*?#tokens: NUMBER", "tokens"),
+    figure_at("k_size", _POOL + r".*?\bK size: GIGABYTES"),
+    figure_at("v_size", _POOL + r".*?\bV size: GIGABYTES"),
+    figure_at("kv_size", _POOL + r".*?\bKV size: GIGABYTES"),
+    figure_at("reserved_tokens", _RESERVED + r".*?#tokens: NUMBER", "tokens"),
+    figure_at("full_tokens", r"full_layer_tokens=NUMBER", "tokens"),
+    figure_at("window_tokens", r"swa_layer_tokens=NUMBER", "tokens"),
+    figure_at("both_pools", r"SWAKVPool mem usage: GIGABYTES"),
+    figure_at("captured_tokens", r"KV sizing: KV cache allocated\..*?#tokens: NUMBER", "tokens"),
+    figure_at("captured_size", r"KV sizing: KV cache allocated\..*?\bKV size: GIGABYTES"),
+    figure_at("slots", r"Mamba Cache is allocated\. max_mamba_cache_size: NUMBER", "slots"),
+    figure_at("conv_size", r"\bconv_state size: GIGABYTES"),
+    figure_at("state_size", r"\bssm_state size: GIGABYTES"),
+    figure_at("drafted_state_size", r"\bintermediate_ssm_state_cache size: GIGABYTES"),
+    figure_at("tokens", r"\bmax_total_num_tokens=NUMBER", "tokens"),
+    figure_at("requests", r"\bmax_total_num_tokens=.*?\bmax_running_requests=NUMBER", "requests"),
+    figure_at("context", r"\bmax_total_num_tokens=.*?\bcontext_len=NUMBER", "tokens"),
+    figure_at("before_load", r"Load weight begin\. avail mem=GIGABYTES"),
+    figure_at("after_load", r"Load weight end\..*?\bavail mem=GIGABYTES"),
+    figure_at("weights", r"Load weight end\..*?\bmem usage=GIGABYTES"),
+    figure_at("after_pool", r"Memory pool end\. avail mem=GIGABYTES"),
+    figure_at("graphs", r"Capture .*?(?:cuda|CUDA) graph end\..*?\bmem usage=GIGABYTES"),
+    figure_at("left", r"\bavailable_gpu_mem=GIGABYTES"),
 )
-_RANK: Final = re.compile(r"(?:\b(?:DP|PP|TP|EP|CP|ATTN_CP|MOE_DP)\d+ ?)+")
-_TP_RANK: Final = re.compile(r"\bTP(\d+)")
+_RANK: Final = re.compile(r"(?:\b(?:DP|PP|TP|EP|CP|ATTN_CP|MOE_DP)\d{1,6}\b ?){1,9}")
+_TP_RANK: Final = re.compile(r"\bTP(\d{1,6})\b")
 _START: Final = re.compile(r"\bserver_args=")
 _MARKS: Final = re.compile(r"\bserver_args=ServerArgs|\bsglang(?:\.launch_server| serve)\b")
-_VERSION: Final = re.compile(r"(?i)\bsglang(?:[ _-]version)?\s?(?:[:=]{1,2}|\()?\s?v?(\d+\.\d+\.\d+[\w.]*)")
+_VERSION: Final = re.compile(r"(?i)\bsglang(?:[ _-]version)?\s?(?:[:=]{1,2}|\()?\s?" + RELEASE)
 _MODEL: Final = field("model_path", r"([^'\",\s)]+)", "model-path", "model")
 _NUMBERS: Final = {
-    "tensor_parallel": field("tp_size", _INTEGER, "tp", "tp-size", "tensor-parallel-size"),
-    "pipeline_parallel": field("pp_size", _INTEGER, "pp", "pp-size", "pipeline-parallel-size"),
-    "block_tokens": field("page_size", _INTEGER, "page-size"),
-    "max_batched_tokens": field("chunked_prefill_size", r"([1-9]\d*)", "chunked-prefill-size"),
-    "context_tokens": field("context_length", _INTEGER, "context-length"),
+    "tensor_parallel": field("tp_size", COUNT, "tp", "tp-size", "tensor-parallel-size"),
+    "pipeline_parallel": field("pp_size", COUNT, "pp", "pp-size", "pipeline-parallel-size"),
+    "block_tokens": field("page_size", COUNT, "page-size"),
+    "max_batched_tokens": field("chunked_prefill_size", COUNT, "chunked-prefill-size"),
+    "context_tokens": field("context_length", COUNT, "context-length"),
 }
 _FORMAT: Final = field("kv_cache_dtype", r"([a-z]\w*)", "kv-cache-dtype")
 _TYPE: Final = re.compile(r"(?:KV Cache [^#]*?dtype: |Using KV cache dtype: )torch\.(\w+)")
@@ -82,16 +81,16 @@ _TYPES: Final = {
 _NO_RADIX: Final = re.compile(r"(?<![\w-])disable_radix_cache['\"]?\s*[=:]\s*(True|False)|(--disable-radix-cache)\b")
 _FLAGS: Final = ("enable_dp_attention", "disable_hybrid_swa_memory")
 _OPTIONS: Final = {
-    "dp-size": _INTEGER, "swa-full-tokens-ratio": _SHARE, "mamba-full-memory-ratio": _SHARE,
-    "mamba-ssm-dtype": r"(float32|bfloat16|float16)", "max-mamba-cache-size": _INTEGER, "max-total-tokens": _INTEGER,
+    "dp-size": COUNT, "swa-full-tokens-ratio": SHARE, "mamba-full-memory-ratio": SHARE,
+    "mamba-ssm-dtype": r"(float32|bfloat16|float16)", "max-mamba-cache-size": COUNT, "max-total-tokens": COUNT,
     "mamba-radix-cache-strategy": r"(no_buffer|extra_buffer_lazy|extra_buffer)", "dsa-prefill-backend": r"(\w+)",
-    "dsa-decode-backend": r"(\w+)", STATIC: r"(0\.\d{1,18})", REQUESTS: _INTEGER,
+    "dsa-decode-backend": r"(\w+)", STATIC: r"(0\.\d{1,18})" + END, REQUESTS: COUNT,
 }  # fmt: skip
 _FORMER: Final = {
     "mamba-radix-cache-strategy": "mamba-scheduler-strategy", "dsa-prefill-backend": "nsa-prefill-backend",
     "dsa-decode-backend": "nsa-decode-backend",
 }  # fmt: skip
-_DRAFTED: Final = field(DRAFTED.replace("-", "_"), _INTEGER, DRAFTED)
+_DRAFTED: Final = field(DRAFTED.replace("-", "_"), COUNT, DRAFTED)
 _ALGORITHM: Final = field("speculative_algorithm", r"([A-Z]\w+)", "speculative-algorithm")
 
 
@@ -143,19 +142,20 @@ def _format(lines: Sequence[Line]) -> tuple[str, bool]:
 
 def _setup(lines: Sequence[Line], found: dict[str, list[Printed]], version: str) -> tuple[Setup, frozenset[str]]:
     numbers = last_numbers(lines, _NUMBERS)
-    if "context" in found:
-        numbers["context_tokens"] = round(found["context"][-1].value)
-    ranks = max((int(match[1]) for line in lines for match in _TP_RANK.finditer(line.text)), default=0)
+    context = last_count(found.get("context", ()))
+    if context:
+        numbers["context_tokens"] = context
+    ranks = highest_rank(lines, _TP_RANK)
     if ranks and "tensor_parallel" not in numbers:
         numbers["tensor_parallel"] = ranks + 1
     radix = last_match(lines, _NO_RADIX)
     options = _options(lines)
     setup = Setup(
         context_tokens=numbers.get("context_tokens", 0),
-        tensor_parallel=max(1, numbers.get("tensor_parallel", 1)),
-        pipeline_parallel=max(1, numbers.get("pipeline_parallel", 1)),
+        tensor_parallel=numbers.get("tensor_parallel", 1),
+        pipeline_parallel=numbers.get("pipeline_parallel", 1),
         max_batched_tokens=numbers.get("max_batched_tokens"),
-        block_tokens=numbers.get("block_tokens") or None,
+        block_tokens=numbers.get("block_tokens"),
         prefix_caching=None if not radix else radix == "False",
         version=read_version(version),
         options=options,

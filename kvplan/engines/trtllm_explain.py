@@ -16,6 +16,7 @@ _DEPARTURES_MAX: Final = 2
 """More of them would explain anything."""
 _NO_MODEL: Final = "the model's geometry is not known: name it with --model"
 _NO_BLOCKS: Final = "the log does not say how many blocks each window has"
+_OVER: Final = "the memory for the cache over the bytes of a token"
 _PLACEHOLDER: Final = (
     "a placeholder of AutoDeploy: its cache is allocated elsewhere, and its size is in no line that is known"
 )
@@ -50,7 +51,7 @@ def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
         return (*found, *(unchecked(check, refused) for check in checks))
     best, bands, departures = best_case(cases, checks, lambda check, case: _expected(check, case, facts))
     found += [_finding(check, band, departures) for check, band in zip(checks, bands, strict=True)]
-    return (*found, *_tokens(facts, best))
+    return (*found, *_tokens(facts, best, departures))
 
 
 def _placeholders(facts: LogFacts) -> Iterator[Finding]:
@@ -287,7 +288,7 @@ def _context(facts: LogFacts) -> Iterator[Finding]:
     )  # fmt: skip
 
 
-def _tokens(facts: LogFacts, case: _Case) -> Iterator[Finding]:
+def _tokens(facts: LogFacts, case: _Case, departures: str) -> Iterator[Finding]:
     """Yield whether the memory makes the tokens of the pool that serves."""
     serving, free = _serving(facts), facts.last("free")
     if serving is None or len(case.pools.windows) != 1 or case.pools.states is not None:
@@ -302,18 +303,19 @@ def _tokens(facts: LogFacts, case: _Case) -> Iterator[Finding]:
     sizes = [case.token_bytes(case.pools), case.token_bytes(case.drafting)]
     bands = [(budget.low // size // page * page, ceil_div(int(budget.high // size), page) * page) for size in sizes]
     low, high = next((band for band in bands if serving[1].meets(*band)), bands[0])
+    agrees = Verdict.EXPLAINED if departures else Verdict.AGREES
     limit = facts.last("max_tokens")
     if limit is not None and limit.meets(budget.low // sizes[0], budget.high // sizes[0]):
         yield Finding(
-            line=limit.line, what="max_tokens", printed=limit.text, verdict=Verdict.AGREES,
+            line=limit.line, what="max_tokens", printed=limit.text, verdict=agrees,
             recomputed=f"{budget.low // sizes[0]:,.0f} to {budget.high // sizes[0]:,.0f}",
-            reason="the memory for the cache over the bytes of a token, before whole blocks",
+            reason="; ".join(filter(None, (departures, f"{_OVER}, before whole blocks"))), needs_model=True,
         )  # fmt: skip
-    verdict, reason = Verdict.AGREES, "the memory for the cache over the bytes of a token, in whole blocks"
+    verdict, reason = agrees, "; ".join(filter(None, (departures, f"{_OVER}, in whole blocks")))
     if not serving[1].meets(low, high):
         verdict = Verdict.NOT_CHECKED
         reason += "; the log does not show what else bounds it (max_tokens, another rank's memory)"
     yield Finding(
         line=serving[1].line, what="tokens", printed=serving[1].text, recomputed=f"{low:,.0f} to {high:,.0f}",
-        verdict=verdict, reason=reason,
+        verdict=verdict, reason=reason, needs_model=True,
     )  # fmt: skip

@@ -11,87 +11,84 @@ from typing import Final
 
 from kvplan.core.allocation import Setup
 from kvplan.engines.checks import GIB
-from kvplan.engines.log_fields import field, first_match, last_match, last_numbers, read_version
-from kvplan.engines.logs import Line, LogFacts, Measured, Pattern, Printed, find_figures
+from kvplan.engines.log_fields import (
+    COUNT,
+    RELEASE,
+    SHARE,
+    field,
+    figure_at,
+    first_match,
+    last_count,
+    last_match,
+    last_numbers,
+    read_version,
+)
+from kvplan.engines.logs import Line, LogFacts, Measured, Printed, find_figures
 
 HINT: Final = "TensorRT-LLM prints its pools with TLLM_LOG_LEVEL=INFO"
 FRACTION: Final = "free-gpu-memory-fraction"
 DEFAULT_FRACTION: Final = 0.9
 
-_NUMBER: Final = r"(?P<number>-?\d{1,18}(?:,\d{3}){0,6}(?:\.\d{1,9})?)"
-_SIZE: Final = _NUMBER + r"\s?(?P<unit>[KMGT]iB)"
-_INTEGER: Final = r"(\d{1,12})\b"
 _AVAILABLE: Final = r"available KV cache memory when calculating max tokens: SIZE"
 
-
-def _count(name: str, text: str, unit: str) -> Pattern:
-    return Pattern(name, re.compile(text.replace("NUMBER", _NUMBER)), unit)
-
-
-def _size(name: str, text: str, *, scale: float | None = None) -> Pattern:
-    return Pattern(name, re.compile(text.replace("SIZE", _SIZE)), scale=scale)
-
-
-def _gigabytes(name: str, text: str) -> Pattern:
-    return Pattern(name, re.compile(text.replace("SIZE", _NUMBER + r"\s?(?P<unit>GB)")), scale=GIB)
-
-
 PATTERNS: Final = (
-    _size("allocated", r"Allocated SIZE for max tokens in paged KV cache \(\d"),
-    _count("tokens", r"for max tokens in paged KV cache \(NUMBER\)", "tokens"),
-    _count("placeholder_pages", r"Using fake cache manager .*?num pages: NUMBER", "pages"),
-    _count("block_tokens", r"Number of tokens per block: NUMBER\b", "tokens"),
-    _count("block_tokens", r"\btokens per block=NUMBER", "tokens"),
-    _count("blocks", r"Number of blocks in KV cache primary pool: NUMBER", "blocks"),
-    _count("window_blocks", r"Max KV cache blocks per sequence: .*?\bprimary blocks=NUMBER", "blocks"),
-    _count("window", r"Max KV cache blocks per sequence: .*?\[window size=NUMBER\]", "tokens"),
-    _count("token_bytes", r"kv size(?: per token)? is NUMBER", "bytes"),
-    _size("budget", _AVAILABLE),
-    _size("peak", r"Peak memory during memory usage profiling \(torch \+ non-torch\): SIZE"),
-    _size("device", r"device total memory SIZE"),
-    _size("profiled", r"(?:tmp kv_mem|temporary kv cache memory during profiling) SIZE"),
-    _size("estimated", r"Estimated max memory in KV cache ?: SIZE"),
-    _size("device", r"calculating max tokens in paged kv cache: total: SIZE"),
-    _size("free", r"calculating max tokens in paged kv cache: total: .*?available: SIZE"),
-    _size("quota", r"KV cache manager v2 device quota set to SIZE"),
-    _count("max_tokens", r"max_tokens are set \(to [\d.]+ and NUMBER", "tokens"),
-    _count("asked", r"Attention window size NUMBER exceeds upper bound", "tokens"),
-    _count("reduced", r"exceeds upper bound \d+ for available blocks\. Reducing to NUMBER\b", "tokens"),
-    _count("cut", r"to fit in kvCache\. they are reduced to NUMBER", "tokens"),
-    _count("longest", r"\bmax_seq_len=NUMBER, max_num_requests=", "tokens"),
-    _count("requests", r"\bmax_seq_len=\d+, max_num_requests=NUMBER", "requests"),
-    _count("bytes", r"Allocate NUMBER bytes for k/v cache", "bytes"),
-    _count("used_tokens", r"Using NUMBER tokens in paged KV cache", "tokens"),
-    _count("slots", r"Mamba Cache is allocated\. max_mamba_cache_size: NUMBER", "slots"),
-    _gigabytes("conv_size", r"max_mamba_cache_size: .*?\bconv_state size: SIZE"),
-    _gigabytes("state_size", r"max_mamba_cache_size: .*?\bssm_state size: SIZE"),
-    _size("weights", r"after loading model weights \(inside torch\) in memory usage profiling: SIZE"),
-    _size("activations", r"dynamically allocated during inference \(inside torch\) in memory usage profiling: SIZE"),
+    figure_at("allocated", r"Allocated SIZE for max tokens in paged KV cache \(\d"),
+    figure_at("tokens", r"for max tokens in paged KV cache \(NUMBER\)", "tokens"),
+    figure_at("placeholder_pages", r"Using fake cache manager .*?num pages: NUMBER", "pages"),
+    figure_at("block_tokens", r"Number of tokens per block: NUMBER", "tokens"),
+    figure_at("block_tokens", r"\btokens per block=NUMBER", "tokens"),
+    figure_at("blocks", r"Number of blocks in KV cache primary pool: NUMBER", "blocks"),
+    figure_at("window_blocks", r"Max KV cache blocks per sequence: .*?\bprimary blocks=NUMBER", "blocks"),
+    figure_at("window", r"Max KV cache blocks per sequence: .*?\[window size=NUMBER\]", "tokens"),
+    figure_at("token_bytes", r"kv size(?: per token)? is NUMBER", "bytes"),
+    figure_at("budget", _AVAILABLE),
+    figure_at("peak", r"Peak memory during memory usage profiling \(torch \+ non-torch\): SIZE"),
+    figure_at("device", r"device total memory SIZE"),
+    figure_at("profiled", r"(?:tmp kv_mem|temporary kv cache memory during profiling) SIZE"),
+    figure_at("estimated", r"Estimated max memory in KV cache ?: SIZE"),
+    figure_at("device", r"calculating max tokens in paged kv cache: total: SIZE"),
+    figure_at("free", r"calculating max tokens in paged kv cache: total: .*?available: SIZE"),
+    figure_at("quota", r"KV cache manager v2 device quota set to SIZE"),
+    figure_at("max_tokens", r"max_tokens are set \(to [\d.]{1,30} and NUMBER", "tokens"),
+    figure_at("asked", r"Attention window size NUMBER exceeds upper bound", "tokens"),
+    figure_at("reduced", r"exceeds upper bound \d{1,18} for available blocks\. Reducing to NUMBER", "tokens"),
+    figure_at("cut", r"to fit in kvCache\. they are reduced to NUMBER", "tokens"),
+    figure_at("longest", r"\bmax_seq_len=NUMBER, max_num_requests=", "tokens"),
+    figure_at("requests", r"\bmax_seq_len=\d{1,18}, max_num_requests=NUMBER", "requests"),
+    figure_at("bytes", r"Allocate NUMBER bytes for k/v cache", "bytes"),
+    figure_at("used_tokens", r"Using NUMBER tokens in paged KV cache", "tokens"),
+    figure_at("slots", r"Mamba Cache is allocated\. max_mamba_cache_size: NUMBER", "slots"),
+    figure_at("conv_size", r"max_mamba_cache_size: .*?\bconv_state size: GIGABYTES"),
+    figure_at("state_size", r"max_mamba_cache_size: .*?\bssm_state size: GIGABYTES"),
+    figure_at("weights", r"after loading model weights \(inside torch\) in memory usage profiling: SIZE"),
+    figure_at(
+        "activations", r"dynamically allocated during inference \(inside torch\) in memory usage profiling: SIZE"
+    ),
 )
 _OWN: Final = frozenset(pattern.name for pattern in PATTERNS) - {"slots", "conv_size", "state_size"}
 """Figures that no other engine prints in the same words."""
-_RANK: Final = re.compile(r"\[RANK \d+\]")
+_RANK: Final = re.compile(r"\[RANK \d{1,6}\]")
 _MARKS: Final = re.compile(r"\[TensorRT-LLM\]|\[TRT-LLM\b|\btrtllm-serve\b")
 _BUILT: Final = re.compile(r"TRTGptModel|Loaded engine size|\bEngine version \d|MpiComm|MPI size:")
-_VERSION: Final = re.compile(r"TensorRT[- ]LLM\]? (?:TensorRT[- ]LLM )?version:? v?(\d+\.\d+\.\d+[\w.]*)")
+_VERSION: Final = re.compile(r"TensorRT[- ]LLM\]? (?:TensorRT[- ]LLM )?version:? " + RELEASE)
 _MODEL: Final = re.compile(
     r"(?<![\w-])model(?:_path)?['\"]?\s*[=:]\s*(?:PosixPath\()?['\"]([^'\"]+)['\"]|trtllm-serve (?:serve )?([\w./-]+)"
 )
 _NUMBERS: Final = {
-    "tensor_parallel": field("(?:tensor_parallel_size|tp_size)", _INTEGER, "tp_size", "tensor_parallel_size"),
-    "pipeline_parallel": field("(?:pipeline_parallel_size|pp_size)", _INTEGER, "pp_size", "pipeline_parallel_size"),
-    "max_batched_tokens": field("max_num_tokens", _INTEGER, "max_num_tokens"),
+    "tensor_parallel": field("(?:tensor_parallel_size|tp_size)", COUNT, "tp_size", "tensor_parallel_size"),
+    "pipeline_parallel": field("(?:pipeline_parallel_size|pp_size)", COUNT, "pp_size", "pipeline_parallel_size"),
+    "max_batched_tokens": field("max_num_tokens", COUNT, "max_num_tokens"),
 }
 _ASKED: Final = re.compile(
-    r"(?<![\w.-])max_seq_len['\"]?\s*[=:]\s*(\d{1,12})(?!\d|, max_num_requests)|--max_seq_len[ =](\d{1,12})"
+    rf"(?<![\w.-])max_seq_len['\"]?\s*[=:]\s*{COUNT}(?!, max_num_requests)|--max_seq_len[ =]{COUNT}"
 )
 _FORMAT: Final = field("(?:kv_cache_dtype|kv_cache_quant_algo)", r"([A-Za-z]\w*)", "kv_cache_dtype")
 _CONFIG_FORMAT: Final = re.compile(
-    r"KvCacheConfig\([^)]*?\bdtype=['\"](\w+)['\"]|kv_cache_config.{0,300}?'dtype': '(\w+)'"
+    r"KvCacheConfig\([^)]{0,2000}?\bdtype=['\"](\w+)['\"]|kv_cache_config.{0,300}?'dtype': '(\w+)'"
 )
 _FRACTIONS: Final = (
-    re.compile(r"fraction is set (\d{0,2}\.\d{1,18})"),
-    field("(?:kv_cache_)?free_gpu_mem(?:ory)?_fraction", r"(\d{0,2}\.\d{1,18})", "kv_cache_free_gpu_memory_fraction"),
+    re.compile(r"fraction is set " + SHARE),
+    field("(?:kv_cache_)?free_gpu_mem(?:ory)?_fraction", SHARE, "kv_cache_free_gpu_memory_fraction"),
 )
 _REUSE: Final = field("enable_block_reuse", "(?i:(true|false))")
 _PARALLEL_ATTENTION: Final = field("enable_attention_dp", "(?i:(true|false))")
@@ -140,11 +137,11 @@ def _format(lines: Sequence[Line]) -> str:
 
 def _setup(lines: Sequence[Line], found: dict[str, list[Printed]], version: str) -> tuple[Setup, frozenset[str]]:
     numbers = last_numbers(lines, _NUMBERS)
-    asked = asked_context(lines) or _whole(found, "asked")
-    context = _whole(found, "longest") or asked
+    asked = asked_context(lines) or last_count(found.get("asked", ()))
+    context = last_count(found.get("longest", ())) or asked
     if context:
         numbers["context_tokens"] = context
-    block = _whole(found, "block_tokens")
+    block = last_count(found.get("block_tokens", ()))
     if block:
         numbers["block_tokens"] = block
     reuse = last_match(lines, _REUSE).lower()
@@ -153,8 +150,8 @@ def _setup(lines: Sequence[Line], found: dict[str, list[Printed]], version: str)
         options |= {f"max-seq-len={asked}"}
     setup = Setup(
         context_tokens=context,
-        tensor_parallel=max(1, numbers.get("tensor_parallel", 1)),
-        pipeline_parallel=max(1, numbers.get("pipeline_parallel", 1)),
+        tensor_parallel=numbers.get("tensor_parallel", 1),
+        pipeline_parallel=numbers.get("pipeline_parallel", 1),
         max_batched_tokens=numbers.get("max_batched_tokens"),
         block_tokens=block or None,
         prefix_caching=None if not reuse else reuse == "true",
@@ -162,10 +159,6 @@ def _setup(lines: Sequence[Line], found: dict[str, list[Printed]], version: str)
         options=options,
     )
     return setup, frozenset(numbers) | ({"prefix_caching"} if reuse else set())
-
-
-def _whole(found: dict[str, list[Printed]], name: str) -> int:
-    return max(0, int(found[name][-1].value)) if name in found else 0
 
 
 def _options(lines: Sequence[Line], found: dict[str, list[Printed]]) -> frozenset[str]:

@@ -4,23 +4,32 @@ What a log does not say of the setting is tried: the fewest departures from vLLM
 follow are the explanation, and are named.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Final
 
-from kvplan.core.allocation import GroupedAllocation
+from kvplan.core.allocation import GroupedAllocation, Setup
 from kvplan.core.specs import LayerKind, ModelSpec
 from kvplan.engines.checks import GIB, Band, Bands, Check, Choice, best_case, judge, settings, unchecked
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 from kvplan.engines.vllm import HYBRID_OFF, allocate, default_format
 from kvplan.errors import KvplanError
+from kvplan_kernels.layout import round_up
 
 _RATIO_BAND: Final = 0.005
 """Concurrency is printed with two decimals."""
+_BLOCK_TOKENS: Final = 16
+"""Of a block, where the log does not say."""
 _DEPARTURES_MAX: Final = 3
 """More of them would explain anything."""
 _BLOCKS_LOST: Final = 3
 """The pool is made of bytes that were printed rounded, after a few pages went elsewhere."""
+_DRAFT_LAYERS: Final = "draft-model-layers"
+_UNKNOWN_DRAFT: Final = "the draft model may have part of the pool, and its geometry is not known"
+_DRAFT_LAYERS_MAX: Final = 8
+"""More of them would explain any difference."""
+_ALONE: Final = frozenset({"needed", "block_tokens", "padding_layers"})
+"""Figures that the geometry makes whatever the pool is."""
 _FIGURES: Final = (
     ("blocks", "blocks"), ("tokens", "GPU KV cache size"), ("concurrency", "maximum concurrency"),
     ("needed", "needed for a sequence"), ("longest", "estimated maximum model length"),
@@ -31,7 +40,7 @@ _FIGURES: Final = (
 
 def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
     """Return a finding for each figure of the cache in a log."""
-    found = [*_memory_sum(facts), *_rank_lines(facts)]
+    found = [*_memory_sum(facts), *_rank_lines(facts), *_override(facts)]
     checks = [
         Check(what=what, name=name, figure=figure)
         for name, what in _FIGURES
@@ -39,10 +48,10 @@ def explain(facts: LogFacts, model: ModelSpec | None) -> tuple[Finding, ...]:
     ]
     cases, refused = _cases(facts, model)
     if not cases:
-        return (*found, *(unchecked(check, refused) for check in checks), *_consistency(facts))
+        return (*found, *(unchecked(check, refused) for check in checks), *_product(facts, refused))
     best, bands, departures = best_case(cases, checks, lambda check, case: _expected(check, case, facts))
-    found += [_finding(check, band, best, departures, facts) for check, band in zip(checks, bands, strict=True)]
-    return (*found, *_consistency(facts))
+    judged = [_finding(check, band, best, departures, facts) for check, band in zip(checks, bands, strict=True)]
+    return (*found, *judged, *_shared_product(facts, best, judged))
 
 
 _Cases = list[tuple[tuple[str, ...], GroupedAllocation]]
@@ -53,16 +62,19 @@ def _cases(facts: LogFacts, model: ModelSpec | None) -> tuple[_Cases, str]:
     if model is None:
         return [], "the model's geometry is not known: name it with --model"
     context = facts.setup.context_tokens or model.context_tokens
-    base = replace(facts.setup, context_tokens=max(1, context), version=facts.setup.version or (0,))
+    base = replace(
+        facts.setup, context_tokens=max(1, context), version=facts.setup.version or (0,),
+        draft_tokens=facts.setup.draft_tokens if model.draft_layers else 0,
+    )  # fmt: skip
     choices = [
         _formats(facts, model), _ranks(facts), _hybrids(facts, model), _caching(facts, model), _batches(facts, model),
-        _blocks(facts), _stages(facts), _flight(facts, model),
+        _blocks(facts), _stages(facts), _flight(facts, model), _drafts(facts, model),
     ]  # fmt: skip
     found: _Cases = []
     refused = ""
     for departures, form, setup in settings(base, choices, _DEPARTURES_MAX):
         try:
-            found.append((departures, allocate(model, form, setup)))
+            found.append((departures, allocate(*_with_draft(model, form, setup))))
         except KvplanError as error:
             refused = refused or str(error)
     return found, refused
@@ -106,7 +118,7 @@ def _batches(facts: LogFacts, model: ModelSpec) -> list[Choice]:
 def _blocks(facts: LogFacts) -> list[Choice]:
     if "block_tokens" in facts.stated or "block_tokens" in facts.figures:
         return [("", {})]
-    return [("", {}), *((f"blocks of {n} tokens", {"block_tokens": n}) for n in (32, 64, 128))]
+    return [("", {}), *((f"blocks of {n} tokens", {"block_tokens": n}) for n in (32, 64, 128, 256))]
 
 
 def _stages(facts: LogFacts) -> list[Choice]:
@@ -121,6 +133,29 @@ def _flight(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     if not windows or facts.setup.version:
         return [("", {})]
     return [("", {}), ("two batches are in flight: asynchronous scheduling, from 0.26", {"version": (0, 26)})]
+
+
+def _drafts(facts: LogFacts, model: ModelSpec) -> list[Choice]:
+    """Return how many layers a draft model may have in the pool, where the log says that there is one."""
+    if not facts.setup.draft_tokens or model.draft_layers:
+        return [("", {})]
+    found: list[Choice] = [("", {})]
+    for count in range(1, _DRAFT_LAYERS_MAX + 1):
+        layers = "1 layer" if count == 1 else f"{count} layers"
+        text = f"a draft model of {layers} with the model's KV heads has part of the pool"
+        change = {"options": [f"{_DRAFT_LAYERS}={count}"], "draft_tokens": facts.setup.draft_tokens}
+        found.append((text, change))
+    return found
+
+
+def _with_draft(model: ModelSpec, form: str, setup: Setup) -> tuple[ModelSpec, str, Setup]:
+    """Return what to allocate, with the layers of a draft model where the setting has them."""
+    count = setup.option(_DRAFT_LAYERS)
+    if count is None:
+        return model, form, setup
+    whole = [layer for layer in model.layers if layer.kind is LayerKind.FULL] or list(model.layers)
+    options = setup.options - {f"{_DRAFT_LAYERS}={count}"}
+    return replace(model, draft_layers=(whole[-1],) * int(count)), form, replace(setup, options=options)
 
 
 def _expected(check: Check, allocation: GroupedAllocation, facts: LogFacts) -> Bands:
@@ -139,13 +174,13 @@ def _expected(check: Check, allocation: GroupedAllocation, facts: LogFacts) -> B
     if blocks is None:
         return None
     if check.name == "blocks":
-        return (blocks,)
+        return (blocks,) if _pool_is_known(facts) else None
     if check.name == "longest":
         return (_longest_band(allocation, facts, blocks),)
     if check.name == "concurrency":
         each = _blocks_each(allocation)
         return ((blocks[0] / each - _RATIO_BAND, blocks[1] / each + _RATIO_BAND),)
-    return (_token_band(allocation, facts, blocks),)
+    return _token_bands(check.figure, allocation, facts, blocks)
 
 
 def _blocks_each(allocation: GroupedAllocation) -> float:
@@ -166,7 +201,7 @@ def _padding_layers(allocation: GroupedAllocation) -> list[float]:
 
 def _block_band(allocation: GroupedAllocation, facts: LogFacts) -> Band | None:
     override = facts.last("override")
-    if override is not None:
+    if override is not None and override.value > 0:
         return override.value, override.value
     available = facts.least("available")
     if available is not None:
@@ -192,35 +227,60 @@ def _longest(allocation: GroupedAllocation, room_bytes: float) -> float:
     return float(low)
 
 
-def _token_band(allocation: GroupedAllocation, facts: LogFacts, blocks: Band) -> Band:
-    """Return the tokens of a pool by the formula that was printed: of either era, the one that concurrency belies."""
+def _token_bands(figure: Printed, allocation: GroupedAllocation, facts: LogFacts, blocks: Band) -> Bands:
+    """Return the tokens of a pool by the formula that was printed: of either era, the one that concurrency belies.
+
+    A figure that is of no whole number of blocks is none of the pool's: those of the nearest numbers are returned.
+    """
     context, each = allocation.setup.context_tokens, _blocks_each(allocation)
+    smallest = min(group.block_tokens or context for group in allocation.groups)
     if _by_groups(allocation, facts):
-        smallest = min(group.block_tokens for group in allocation.groups if group.block_tokens)
-        counts = [count // len(allocation.groups) * smallest for count in blocks]
-        return counts[0], counts[1]
-    return blocks[0] / each * context - 1, blocks[1] / each * context
+        low, high = (count // len(allocation.groups) for count in blocks)
+        return _in_steps(figure, (low, high), smallest, cut=0)
+    bands = _in_steps(figure, blocks, context / each, cut=1)
+    return (*bands, *_in_steps(figure, blocks, smallest, cut=0)) if _is_even(allocation) else bands
+
+
+def _in_steps(figure: Printed, counts: Band, step: float, *, cut: int) -> tuple[Band, ...]:
+    """Return what so many steps make, less what is cut of a fraction; of a figure between steps, those beside it."""
+    low, high = counts[0] * step - cut, counts[1] * step
+    below = figure.value // step * step
+    beside = ((below - cut, below), (below + step - cut, below + step))
+    whole = any(figure.meets(*band) for band in beside)
+    return beside if figure.meets(low, high) and not whole else ((low, high),)
 
 
 def _by_groups(allocation: GroupedAllocation, facts: LogFacts) -> bool:
     """Whether tokens were printed as blocks over groups: the older formula, which is not concurrency x context."""
     tokens, concurrency = facts.last("tokens"), facts.last("concurrency")
-    if tokens is None or len(allocation.groups) == 1:
+    if tokens is None or _is_even(allocation):
         return False
     if concurrency is None:
         return (facts.setup.version or (1,)) < (0, 21)
     return not _is_product(tokens, concurrency, allocation.setup.context_tokens)
 
 
-def _is_product(tokens: Printed, concurrency: Printed, context: int) -> bool:
-    ratio = tokens.value / context
-    return concurrency.low - _RATIO_BAND <= ratio <= concurrency.high + _RATIO_BAND
+def _is_even(allocation: GroupedAllocation) -> bool:
+    """Whether every token takes as much of the pool: one group of layers, which keep it whole."""
+    return len(allocation.groups) == 1 and allocation.groups[0].held_tokens_max is None
+
+
+def _is_product(tokens: Printed, concurrency: Printed, context: int, page: int = 1) -> bool:
+    """Whether tokens over the context, which may be counted in whole pages, are the concurrency."""
+    low, high = tokens.value / round_up(context, page), tokens.value / context
+    return concurrency.meets(low - _RATIO_BAND, high + _RATIO_BAND)
+
+
+def _pool_is_known(facts: LogFacts) -> bool:
+    return facts.least("available") is not None or facts.last("override") is not None
 
 
 def _finding(check: Check, bands: Bands, allocation: GroupedAllocation, departures: str, facts: LogFacts) -> Finding:
     if bands is None:
         return unchecked(check, "the log does not say how much memory the pool has")
     found = judge(check, bands, departures)
+    held = check.name in _ALONE or not _is_even(allocation)
+    found = replace(found, needs_model=held or (facts.least("available") is not None and not facts.last("override")))
     if check.name == "needed":
         found = replace(found, recomputed=f"{bands[0][0] / GIB:.2f} GiB")
     if check.name == "concurrency":
@@ -228,6 +288,8 @@ def _finding(check: Check, bands: Bands, allocation: GroupedAllocation, departur
     if found.verdict is Verdict.UNEXPLAINED and _may_be_another_rank(check, bands, facts):
         other = "the pool is the least of the ranks', and the log may show another rank's memory"
         return replace(found, reason=f"{found.reason}; {other}")
+    if found.verdict is Verdict.UNEXPLAINED and facts.setup.draft_tokens and not allocation.setup.draft_tokens:
+        return replace(found, reason=f"{found.reason}; {_UNKNOWN_DRAFT}")
     if found.verdict is not Verdict.UNEXPLAINED and check.name == "tokens" and len(allocation.groups) > 1:
         return replace(found, verdict=Verdict.MISLEADS, reason=_misleading(allocation, facts, departures))
     return found
@@ -250,6 +312,8 @@ def _misleading(allocation: GroupedAllocation, facts: LogFacts, reason: str) -> 
     blocks = _block_band(allocation, facts)
     held = "" if blocks is None else f"{int(blocks[1] / _blocks_each(allocation) * context):,}"
     text = f"derived from concurrency x {context:,} tokens: it changes with the context"
+    if len(allocation.groups) == 1:
+        return "; ".join(part for part in (reason, f"windows are kept: {text}") if part)
     if _by_groups(allocation, facts):
         text = f"blocks over {len(allocation.groups)} groups; at {context:,} tokens a sequence the pool holds {held}"
     return "; ".join(part for part in (reason, text) if part)
@@ -286,19 +350,58 @@ def _rank_lines(facts: LogFacts) -> Iterator[Finding]:
         )  # fmt: skip
 
 
-def _consistency(facts: LogFacts) -> Iterator[Finding]:
-    """Yield whether tokens are concurrency times context, which needs no model."""
+def _override(facts: LogFacts) -> Iterator[Finding]:
+    """Yield whether blocks were overridden by as much as the kernel's pages are larger than vLLM's.
+
+    As vllm-project/tpu-inference#1285 has it: bytes of a page differ, and the pool is to take as many bytes.
+    """
+    names = ("counted_page", "kernel_page", "blocks_before", "override")
+    counted, kernel, before, override = (facts.last(name) for name in names)
+    if counted is None or kernel is None or before is None or override is None or kernel.value <= 0:
+        return
+    right = before.value * counted.value // kernel.value
+    verdict, reason = Verdict.AGREES, f"{before.text} of {counted.text}, as pages of {kernel.text}"
+    if override.value != right:
+        verdict, reason = Verdict.UNEXPLAINED, f"{reason}, are not as many"
+    yield Finding(
+        line=override.line, what="blocks overridden", printed=override.text, recomputed=f"{right:,.0f}",
+        verdict=verdict, reason=reason,
+    )  # fmt: skip
+
+
+def _product(facts: LogFacts, refused: str) -> Iterator[Finding]:
+    """Yield whether tokens are concurrency times context, where nothing is known of the model."""
+    page = facts.setup.block_tokens or _BLOCK_TOKENS
+    yield from _product_finding(
+        facts, page, Verdict.NOT_CHECKED, f"they differ, as with some models they do: {refused}"
+    )
+
+
+def _shared_product(facts: LogFacts, allocation: GroupedAllocation, judged: Sequence[Finding]) -> Iterator[Finding]:
+    """Yield whether tokens are concurrency times context; they need not be where layers share a pool unevenly."""
+    own = ("GPU KV cache size", "maximum concurrency")
+    verdicts = {finding.verdict for finding in judged if finding.what in own}
+    if _is_even(allocation):
+        verdict, reason = Verdict.UNEXPLAINED, "every token takes as much of this model's pool: one of the two is wrong"
+    elif Verdict.UNEXPLAINED in verdicts:
+        verdict, reason = Verdict.UNEXPLAINED, "they differ, and do not both follow from the model"
+    elif Verdict.NOT_CHECKED in verdicts:
+        verdict, reason = Verdict.NOT_CHECKED, "the log does not say how much memory the pool has"
+    else:
+        shared = f"{len(allocation.groups)} groups of layers share the pool"
+        verdict = Verdict.MISLEADS
+        reason = f"{shared if len(allocation.groups) > 1 else 'windows are kept'}: tokens are not concurrency x context"
+    page = max(group.block_tokens or 1 for group in allocation.groups)
+    yield from _product_finding(facts, page, verdict, reason)
+
+
+def _product_finding(facts: LogFacts, page: int, otherwise: Verdict, why: str) -> Iterator[Finding]:
     tokens, concurrency, context = facts.last("tokens"), facts.last("concurrency"), facts.setup.context_tokens
     if tokens is None or concurrency is None or not context:
         return
-    if _is_product(tokens, concurrency, context):
-        verdict, reason = Verdict.AGREES, "tokens over context"
-    else:
-        verdict = Verdict.MISLEADS
-        reason = (
-            f"tokens are not concurrency x context ({concurrency.value * context:,.0f}): groups of layers share a pool"
-        )
+    same = _is_product(tokens, concurrency, context, page)
     yield Finding(
-        line=concurrency.line, what="tokens over concurrency", printed=f"{concurrency.text} of {context:,}",
-        recomputed=f"{tokens.value / context:.2f}x", verdict=verdict, reason=reason,
+        line=concurrency.line, what="concurrency = tokens / max_model_len", printed=concurrency.text,
+        recomputed=f"{tokens.value / context:.2f}x", verdict=Verdict.AGREES if same else otherwise,
+        reason=f"{tokens.text} over {context:,}" if same else why,
     )  # fmt: skip

@@ -10,68 +10,73 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvplan.core.allocation import Setup
-from kvplan.engines.log_fields import field, first_match, last_match, last_numbers, read_version
-from kvplan.engines.logs import Line, LogFacts, Measured, Pattern, Printed, find_figures
-
-_NUMBER: Final = r"(?P<number>-?\d[\d,]*(?:\.\d+)?)"
-_SIZE: Final = _NUMBER + r"\s*(?P<unit>[KMGT]iB)"
-_GIB: Final = 2.0**30
-
-
-def _pattern(name: str, text: str, unit: str = "", scale: float | None = None) -> Pattern:
-    return Pattern(name, re.compile(text.replace("NUMBER", _NUMBER).replace("SIZE", _SIZE)), unit, scale)
-
+from kvplan.engines.log_fields import (
+    COUNT,
+    RELEASE,
+    field,
+    figure_at,
+    first_match,
+    highest_rank,
+    last_count,
+    last_match,
+    last_numbers,
+    read_version,
+)
+from kvplan.engines.logs import Line, LogFacts, Measured, Printed, find_figures
 
 PATTERNS: Final = (
-    _pattern("available", r"Available KV cache memory: SIZE"),
-    _pattern("available", r"the rest of the memory reserved for KV Cache is SIZE"),
-    _pattern("tokens", r"GPU KV cache size: NUMBER tokens", "tokens"),
-    _pattern("concurrency", r"Maximum concurrency for [\d,]+ tokens(?: per request)?: NUMBERx", "x"),
-    _pattern("concurrency_context", r"Maximum concurrency for NUMBER tokens", "tokens"),
-    _pattern("blocks", r"# (?:GPU|cuda|CUDA) blocks: NUMBER", "blocks"),
-    _pattern("blocks", r"num_gpu_blocks is: NUMBER", "blocks"),
-    _pattern("needed", r"SIZE KV cache is needed"),
-    _pattern("needed_context", r"model'?s'? max seq len \(NUMBER\)", "tokens"),
-    _pattern("available", r"larger than the available KV cache memory \(SIZE\)"),
-    _pattern("longest", r"estimated maximum model length is NUMBER", "tokens"),
-    _pattern("block_tokens", r"Setting attention block size to NUMBER tokens", "tokens"),
-    _pattern("padding_layers", r"Add NUMBER padding layers", "layers"),
-    _pattern("override", r"num_gpu_blocks_override=NUMBER", "blocks"),
-    _pattern("weights", r"Model loading took SIZE"),
-    _pattern("weights", r"[Ll]oading model weights took NUMBER GB", "GB", _GIB),
-    _pattern("weights", r"[Mm]odel weights take SIZE"),
-    _pattern("weights", r"Actual usage(?: is|:) SIZE for weights?\b"),
-    _pattern("consumed", r"Actual usage is SIZE for consumed memory"),
-    _pattern("context", r"non_torch_memory takes SIZE"),
-    _pattern("context", r"SIZE for non-torch memory"),
-    _pattern("activations", r"PyTorch activation peak memory takes SIZE"),
-    _pattern("activations", r"SIZE for peak activation"),
-    _pattern("graphs", r"SIZE for CUDAGraph memory"),
-    _pattern("graphs", r"Graph capturing finished in .*?took SIZE"),
-    _pattern("graphs", r"CUDA graph pool memory: SIZE \(actual\)"),
-    _pattern("graphs_estimated", r"Estimated CUDA graph memory: SIZE"),
-    _pattern("usable", r"gpu_memory_utilization \([\d.]+\) = SIZE"),
-    _pattern("usable", r"Desired GPU memory utilization is \([\d.]+, SIZE\)"),
-    _pattern("total", r"total_gpu_memory \(SIZE\)"),
-    _pattern("total", r"Free memory on device \([\d.]+/SIZE\)"),
+    figure_at("available", r"Available KV cache memory: SIZE"),
+    figure_at("available", r"the rest of the memory reserved for KV Cache is SIZE"),
+    figure_at("tokens", r"GPU KV cache size: NUMBER tokens", "tokens"),
+    figure_at("concurrency", r"Maximum concurrency for [\d,]{1,30} tokens(?: per request)?: NUMBERx", "x"),
+    figure_at("concurrency_context", r"Maximum concurrency for NUMBER tokens", "tokens"),
+    figure_at("blocks", r"# (?:GPU|cuda|CUDA) blocks: NUMBER", "blocks"),
+    figure_at("blocks", r"num_gpu_blocks is: NUMBER", "blocks"),
+    figure_at("needed", r"SIZE KV cache is needed"),
+    figure_at("needed_context", r"model'?s'? max seq len \(NUMBER\)", "tokens"),
+    figure_at("available", r"larger than the available KV cache memory \(SIZE\)"),
+    figure_at("longest", r"estimated maximum model length is NUMBER", "tokens"),
+    figure_at("block_tokens", r"Setting attention block size to NUMBER tokens", "tokens"),
+    figure_at("padding_layers", r"Add NUMBER padding layers", "layers"),
+    figure_at("override", r"num_gpu_blocks_override=NUMBER", "blocks"),
+    figure_at("blocks_before", r"Overriding num_gpu_blocks=NUMBER", "blocks"),
+    figure_at("counted_page", r"KV cache page size calculated by vLLM \(NUMBER Bytes\)", "bytes"),
+    figure_at("kernel_page", r"actual page size used by Attention kernel \(NUMBER Bytes\)", "bytes"),
+    figure_at("weights", r"Model loading took SIZE"),
+    figure_at("weights", r"[Ll]oading model weights took GIGABYTES"),
+    figure_at("weights", r"[Mm]odel weights take SIZE"),
+    figure_at("weights", r"Actual usage(?: is|:) SIZE for weights?\b"),
+    figure_at("consumed", r"Actual usage is SIZE for consumed memory"),
+    figure_at("context", r"non_torch_memory takes SIZE"),
+    figure_at("context", r"SIZE for non-torch memory"),
+    figure_at("activations", r"PyTorch activation peak memory takes SIZE"),
+    figure_at("activations", r"SIZE for peak activation"),
+    figure_at("graphs", r"SIZE for CUDAGraph memory"),
+    figure_at("graphs", r"Graph capturing finished in .*?took SIZE"),
+    figure_at("graphs", r"CUDA graph pool memory: SIZE \(actual\)"),
+    figure_at("graphs_estimated", r"Estimated CUDA graph memory: SIZE"),
+    figure_at("usable", r"gpu_memory_utilization \([\d.]{1,30}\) = SIZE"),
+    figure_at("usable", r"Desired GPU memory utilization is \([\d.]{1,30}, SIZE\)"),
+    figure_at("total", r"total_gpu_memory \(SIZE\)"),
+    figure_at("total", r"Free memory on device \([\d.]{1,30}/SIZE\)"),
 )
-_RANK: Final = re.compile(r"\((?:Worker\w*|VllmWorker\w*|EngineCore\w*)[ _]?[^)]*\)")
-_TP_RANK: Final = re.compile(r"Worker_?TP(\d+)")
+_RANK: Final = re.compile(r"\((?:Worker|VllmWorker|EngineCore)[^()]{0,99}\)")
+_TP_RANK: Final = re.compile(r"Worker_?TP(\d{1,6})(?!\d)")
 _VERSIONS: Final = (
-    re.compile(r"LLM engine \(v?(\d+\.\d+[\w.+-]*)\)"),
-    re.compile(r"API server version (\d+\.\d+[\w.+-]*)"),
-    re.compile(r"[█▄▀ ]version v?(\d+\.\d+[\w.+-]*)"),
+    re.compile(rf"LLM engine \({RELEASE}\)"),
+    re.compile(rf"API server version {RELEASE}"),
+    re.compile(rf"[█▄▀ ]version {RELEASE}"),
 )
 """The banner and the engine's own line; other versions in a log are those of features."""
 _MODEL: Final = re.compile(r"(?<![\w-])model(?:_tag)?['\"]?\s*[=:]\s*['\"]([^'\"]+)['\"]")
 _FORMAT: Final = field("kv_cache_dtype", r"(?:torch\.)?([a-z]\w*)", "kv-cache-dtype")
 _NUMBER_FIELDS: Final = {
-    "context_tokens": field("max_(?:seq|model)_len", r"(\d+)", "max-model-len"),
-    "tensor_parallel": field("tensor_parallel_size", r"(\d+)", "tensor-parallel-size", "tp"),
-    "pipeline_parallel": field("pipeline_parallel_size", r"(\d+)", "pipeline-parallel-size", "pp"),
-    "max_batched_tokens": field("max_num_batched_tokens", r"(\d+)", "max-num-batched-tokens"),
-    "block_tokens": field("block_size", r"(\d+)", "block-size"),
-    "draft_tokens": field("num_spec(?:ulative)?_tokens", r"(\d+)"),
+    "context_tokens": field("max_(?:seq|model)_len", COUNT, "max-model-len"),
+    "tensor_parallel": field("tensor_parallel_size", COUNT, "tensor-parallel-size", "tp"),
+    "pipeline_parallel": field("pipeline_parallel_size", COUNT, "pipeline-parallel-size", "pp"),
+    "max_batched_tokens": field("max_num_batched_tokens", COUNT, "max-num-batched-tokens"),
+    "block_tokens": field("block_size", COUNT, "block-size"),
+    "draft_tokens": field("num_spec(?:ulative)?_tokens", COUNT),
 }
 _CACHING: Final = re.compile(r"\benable_prefix_caching['\"]?\s*[=:]\s*(True|False)")
 _HYBRID_OFF: Final = re.compile(
@@ -104,10 +109,10 @@ def read_log(lines: Sequence[Line]) -> LogFacts | None:
 
 def _fields(lines: Sequence[Line], found: dict[str, list[Printed]]) -> tuple[Setup, frozenset[str]]:
     numbers = last_numbers(lines, _NUMBER_FIELDS)
-    printed = found.get("concurrency_context") or found.get("needed_context")
+    printed = last_count(found.get("concurrency_context") or found.get("needed_context") or ())
     if printed:
-        numbers["context_tokens"] = round(printed[-1].value)
-    ranks = max((int(match[1]) for line in lines for match in _TP_RANK.finditer(line.text)), default=0)
+        numbers["context_tokens"] = printed
+    ranks = highest_rank(lines, _TP_RANK)
     if ranks and "tensor_parallel" not in numbers:
         numbers["tensor_parallel"] = ranks + 1
     caching = last_match(lines, _CACHING)

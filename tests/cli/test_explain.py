@@ -33,7 +33,7 @@ def log(tmp_path: Path) -> Path:
 def test_a_log_that_follows_ends_with_0(run: Any, log: Path, config: Path) -> None:
     answer = run("explain", log, "--model", config)
     assert answer.status == 0
-    assert "All 3 figures" in answer.out
+    assert "3 figures agree." in answer.out
     assert "31,232 tokens" in answer.out
 
 
@@ -53,7 +53,34 @@ def test_what_misleads_is_in_the_first_line(run: Any, log: Path, config: Path) -
     )
     answer = run("explain", log, "--model", config)
     assert answer.status == 0
-    assert "Not what they seem: K size, V size, context_len." in answer.out.split("\n\n")[0].replace("\n", " ")
+    assert "3 figures are right and mislead: K size, V size, context_len." in answer.out.split("\n\n")[0].replace(
+        "\n", " "
+    )
+
+
+def test_sums_of_the_log_s_own_figures_say_nothing_of_the_model(run: Any, log: Path, config: Path) -> None:
+    """Eight ranks do not divide twelve heads: only what needs no model is left."""
+    log.write_text(
+        "server_args=ServerArgs(tp_size=8, page_size=1)\n"
+        "[TP0] KV Cache is allocated. #tokens: 20480, KV size: 1.34 GB\nmax_total_num_tokens=20480, context_len=8192\n"
+    )
+    config.write_text(json.dumps(CONFIG | {"num_attention_heads": 12, "num_key_value_heads": 12, "hidden_size": 768}))
+    answer = run("explain", log, "--model", config)
+    assert answer.status == 3
+    said = " ".join(answer.out.split())
+    assert said.startswith("No figure of the log could be held against the model: 8 ranks do not divide 12 query")
+    assert "1 figure agrees. 1 figure was not checked: KV size." in said
+
+
+def test_k_and_v_are_a_sum_of_the_log(run: Any, log: Path, config: Path) -> None:
+    log.write_text(
+        "llama_context: n_ctx = 8192\n"
+        "llama_kv_cache: size = 68.00 MiB (8192 cells, 8 layers, 1/1 seqs), K (q8_0): 34.00 MiB, V (q8_0): 34.00 MiB\n"
+    )
+    config.write_text(json.dumps(CONFIG | {"head_dim": 80}))
+    answer = run("explain", log, "--model", config)
+    assert answer.status == 3
+    assert "could be held against the model: llama.cpp q8_0 takes head sizes" in " ".join(answer.out.split())
 
 
 def test_a_placeholder_is_no_answer(run: Any, log: Path, config: Path) -> None:

@@ -63,6 +63,23 @@ def test_the_fewest_departures_are_the_explanation_and_ties_are_told() -> None:
     assert judge(check, bands[0], words).verdict is Verdict.EXPLAINED
 
 
+def test_a_departure_under_which_nothing_can_be_computed_explains_nothing() -> None:
+    check = Check(what="size", name="size", figure=printed("2.00", "GiB", 1))
+    follows = ((2.0**30, 2.0**30),)
+    cases = [((), True), (("no band",), False)]
+    case, bands, words = best_case(cases, [check], lambda _, computable: follows if computable else None)
+    assert (case, list(bands), words) == (True, [follows], "")
+    drafting = Check(what="size", name="size", figure=check.figure, why="of a draft model")
+    assert best_case(cases, [drafting], lambda _, computable: follows if computable else None)[2] == "no band"
+
+
+def test_fewest_contradictions_come_first() -> None:
+    """One departure explains one figure and belies two."""
+    checks = [Check(what=text, name=text, figure=printed(text, "tokens", 1)) for text in ("1", "1", "2")]
+    cases = [((), 1.0), (("twice",), 2.0)]
+    assert best_case(cases, checks, lambda _, value: ((value, value),))[2] == ""
+
+
 @pytest.mark.parametrize(
     ("number", "unit", "bands", "shown", "reason"),
     [

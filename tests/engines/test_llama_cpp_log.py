@@ -136,6 +136,7 @@ def test_advice_is_fewer_slots_and_not_a_shorter_context(spec: Any) -> None:
     cells = explained(spec, GEMMA, GEMMA_4_12B)["cells of the KV cache of windows"]
     assert cells.printed == "4608 cells"
     assert "4 slots with a window of 1,024 each and a batch of 512: --parallel 1 makes it 1,536 cells" in cells.reason
+    assert "all caches 323.00 MiB instead of 833.00 MiB (-61%)" in cells.reason
 
 
 def test_what_the_log_leaves_unsaid_is_named(spec: Any) -> None:
@@ -219,6 +220,15 @@ def test_another_model_is_not_an_explanation(spec: Any, config: dict[str, Any], 
     assert any(reason in finding.reason for finding in found.values())
 
 
+def test_a_context_that_ollama_does_not_print_is_the_reason(spec: Any) -> None:
+    """Heads of 80 take no q8_0, which was only tried."""
+    log = "\n".join(line for line in OLLAMA.splitlines() if "KvSize" not in line)
+    found = explained(spec, log, LLAMA_8B | {"head_dim": 80})["kv cache of 2 devices"]
+    assert (found.verdict, found.reason) == (
+        Verdict.NOT_CHECKED, "the context is not in the log: no KvSize is printed",
+    )  # fmt: skip
+
+
 def test_sums_that_do_not_add_up_are_not_explained(spec: Any) -> None:
     found = explained(spec, HYBRID.replace("3584.00", "3570.00"), QWEN_36_27B)
     assert found["buffers of the KV cache"].verdict is Verdict.UNEXPLAINED
@@ -262,3 +272,14 @@ def test_buffers_of_devices_are_told_in_layers(spec: Any, sizes: tuple[str, ...]
     found = explained(spec, f"{buffers}\n{line}", None)
     buffers_finding = next(finding for name, finding in found.items() if name.startswith("buffers"))
     assert buffers_finding.reason.endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("log", "config"),
+    [
+        (GEMMA, GEMMA_4_12B), (FOUR_DEVICES, GPT_OSS_20B), (HYBRID, QWEN_36_27B), (ENCODER, BGE_SMALL),
+        (PADDED, LLAMA_70B), (OLLAMA, QWEN_30B), (DRAFTING, QWEN_36_27B | {"mtp_num_hidden_layers": 1}),
+    ],
+)  # fmt: skip
+def test_no_other_figure_agrees(spec: Any, agreeing: Any, log: str, config: dict[str, Any]) -> None:
+    assert agreeing(log, spec(**config)) == []

@@ -69,3 +69,9 @@ def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, lines: int) 
     facts = read_log("\n".join(OLD.splitlines()[:lines]))
     if facts is not None:
         explain_log(facts, spec(**LLAMA_8B))
+
+
+def test_no_other_figure_agrees(spec: Any, agreeing: Any) -> None:
+    """Half of a block of 128 tokens is one of 64, the default, which the log does not say."""
+    assert agreeing(OLD, spec(**INTERNLM_7B)) == [(2, "block size", "32 MB")]
+    assert agreeing(NEW, spec(**LLAMA_8B)) == []

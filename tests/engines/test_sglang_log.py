@@ -321,3 +321,10 @@ def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, li
     facts = read_log("\n".join(log.splitlines()[lines:] if tail else log.splitlines()[:lines]))
     if facts is not None:
         assert Verdict.UNEXPLAINED not in {finding.verdict for finding in explain_log(facts, spec(**config))}
+
+
+@pytest.mark.parametrize(
+    ("log", "config"), [(EARLY, QWEN_7B), (RANKS, KIMI), (STATES, GRANITE_MICRO), (WINDOWS, MIMO_FLASH)]
+)
+def test_no_other_figure_agrees(spec: Any, agreeing: Any, log: str, config: dict[str, Any]) -> None:
+    assert agreeing(log, spec(**config)) == []

@@ -76,6 +76,17 @@ def test_the_context_that_was_asked_for_is_cut(spec: Any) -> None:
     assert facts.setup.context_tokens == 86720
 
 
+@pytest.mark.parametrize("factor", [0.5, 0.9, 1.1, 2])
+@pytest.mark.parametrize("figure", ["5.95 GiB for max tokens", "kv size is 73728"])
+def test_a_departure_that_leaves_a_figure_unchecked_explains_nothing(spec: Any, figure: str, factor: float) -> None:
+    number = next(word for word in figure.split() if word[0].isdigit())
+    digits = 2 if "." in number else 0
+    altered = PROFILED.replace(figure, figure.replace(number, f"{float(number) * factor:.{digits}f}"))
+    found = explained(spec, altered, GPT_OSS_120B)
+    what = ("bytes of a token", 5) if "kv size" in figure else ("allocated", 9)
+    assert found[what].verdict is Verdict.UNEXPLAINED
+
+
 def test_a_placeholder_is_no_pool(spec: Any) -> None:
     """A public log of 2025-12-20, AutoDeploy: 0.00 GiB for 3,958,272 tokens."""
     log = """
@@ -94,7 +105,7 @@ def test_an_engine_that_tensorrt_built(spec: Any) -> None:
     found = explained(spec, BUILT, LLAMA_8B)
     assert found["blocks", 3].verdict is Verdict.AGREES
     assert found["allocated", 6].reason == "2 tensor parallel ranks or the cache is in 8 bits"
-    assert found["tokens", 6].verdict is Verdict.AGREES
+    assert found["tokens", 6].verdict is Verdict.EXPLAINED
     facts = read_log(BUILT)
     assert facts is not None
     run = facts.measured
@@ -245,3 +256,11 @@ def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, log: str, li
     if facts is not None:
         config = GPT_OSS_120B if log is PROFILED else LLAMA_8B
         assert Verdict.UNEXPLAINED not in {finding.verdict for finding in explain_log(facts, spec(**config))}
+
+
+def test_no_other_figure_agrees(spec: Any, agreeing: Any) -> None:
+    """Half the tokens of a cache in 8 bits are those of one in 16; the line of blocks belies them."""
+    assert agreeing(PROFILED, spec(**GPT_OSS_120B)) == []
+    assert agreeing(BUILT, spec(**LLAMA_8B)) == [(6, "tokens", "131504 tokens")]
+    found = explained(spec, BUILT.replace("263008", "131504"), LLAMA_8B)
+    assert found["blocks", 3].verdict is Verdict.UNEXPLAINED

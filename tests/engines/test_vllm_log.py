@@ -167,7 +167,86 @@ INFO GPU KV cache size: 180,064 tokens
 def test_without_a_model_nothing_is_claimed(spec: Any) -> None:
     found = explained(spec, COLOURED, None)
     assert found["GPU KV cache size"].verdict is Verdict.NOT_CHECKED
-    assert found["tokens over concurrency"].verdict is Verdict.AGREES
+    assert found["concurrency = tokens / max_model_len"].verdict is Verdict.AGREES
+
+
+SINGLE = """
+INFO Initializing a V1 LLM engine (v0.11.0) with config: model='m', max_seq_len=8192, tensor_parallel_size=1, \
+speculative_config=None
+INFO Available KV cache memory: 11.12 GiB
+INFO GPU KV cache size: 91,056 tokens
+INFO Maximum concurrency for 8,192 tokens per request: 11.12x
+"""
+"""Figures of https://github.com/vllm-project/vllm/issues/12330, Llama 3 8B."""
+RATIO = "concurrency = tokens / max_model_len"
+
+
+def test_tokens_that_are_not_concurrency_times_context_need_groups_of_layers(spec: Any) -> None:
+    wrong = SINGLE.replace("11.12x", "22.24x")
+    assert explained(spec, SINGLE, LLAMA_8B)[RATIO].verdict is Verdict.AGREES
+    found = explained(spec, wrong, LLAMA_8B)[RATIO]
+    assert (found.verdict, found.recomputed) == (Verdict.UNEXPLAINED, "11.12x")
+    assert "one of the two is wrong" in found.reason
+    unknown = explained(spec, wrong, None)[RATIO]
+    assert unknown.verdict is Verdict.NOT_CHECKED
+    assert "--model" in unknown.reason
+    assert explained(spec, HYBRID, QWEN_36_35B)[RATIO].verdict is Verdict.MISLEADS
+    contradicted = explained(spec, HYBRID.replace("2,158,880", "3,158,880"), QWEN_36_35B)[RATIO]
+    assert contradicted.verdict is Verdict.UNEXPLAINED
+
+
+def test_a_context_is_counted_in_whole_blocks(spec: Any) -> None:
+    """1,000 tokens take 63 blocks of 16: 5,691 blocks are 90.33 times as many, and 91,056 tokens 91.06 times 1,000."""
+    log = SINGLE.replace("11.12x", "90.33x").replace("8,192", "1,000").replace("8192", "1000")
+    assert explained(spec, log, LLAMA_8B)[RATIO].verdict is Verdict.AGREES
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ratio", "verdict", "reason"),
+    [
+        ("91,056", "11.12x", Verdict.AGREES, ""),
+        ("88,288", "10.78x", Verdict.EXPLAINED, "a draft model of 1 layer with the model's KV heads has part of"),
+        ("89,600", "10.94x", Verdict.UNEXPLAINED, "its geometry is not known"),
+    ],
+)
+def test_a_draft_model_of_its_own_has_whole_layers_of_the_pool(
+    spec: Any, tokens: str, ratio: str, verdict: Verdict, reason: str
+) -> None:
+    """Llama 3.1 8B: a head of one layer makes 33 of 32 layers."""
+    draft = "SpeculativeConfig(method='eagle3', num_spec_tokens=3), block_size=16"
+    log = SINGLE.replace("91,056", tokens).replace("11.12x", ratio).replace("speculative_config=None", draft)
+    found = explained(spec, log, LLAMA_8B)["GPU KV cache size"]
+    assert found.verdict is verdict
+    assert reason in found.reason
+
+
+def test_tokens_are_of_blocks_where_the_context_is_not(spec: Any) -> None:
+    """https://github.com/vllm-project/vllm/issues/10517, 0.6: 1,478 blocks, and a context of 1,812.5."""
+    log = SINGLE.replace("11.12 GiB", "2.89 GiB").replace("91,056", "23,648").replace("11.12x", "0.82x")
+    log = log.replace("8,192", "29,000").replace("8192", "29000")
+    assert {finding.verdict for finding in explained(spec, log, LLAMA_8B).values()} == {Verdict.AGREES}
+
+
+def test_tokens_are_of_whole_blocks(spec: Any) -> None:
+    found = explained(spec, SINGLE.replace("91,056", "91,057"), LLAMA_8B)["GPU KV cache size"]
+    assert found.verdict is Verdict.UNEXPLAINED
+
+
+def test_blocks_do_not_follow_from_themselves(spec: Any) -> None:
+    found = explained(spec, "INFO gpu_executor.py:76] # GPU blocks: 5691, # CPU blocks: 2048", LLAMA_8B)["blocks"]
+    assert found.verdict is Verdict.NOT_CHECKED
+
+
+@pytest.mark.parametrize(("override", "verdict"), [("9533", Verdict.UNEXPLAINED), ("19067", Verdict.AGREES)])
+def test_blocks_that_a_tpu_overrides_are_as_many_bytes(spec: Any, override: str, verdict: Verdict) -> None:
+    """https://github.com/vllm-project/tpu-inference/pull/1285: pages are four times as large, not eight."""
+    log = f"""
+WARNING KV cache page size calculated by vLLM (524288 Bytes) does not match with actual page size used by Attention \
+kernel (2097152 Bytes)
+INFO Overriding num_gpu_blocks=76268 with num_gpu_blocks_override={override}
+"""
+    found = explained(spec, log, None)["blocks overridden"]
+    assert (found.verdict, found.recomputed) == (verdict, "19,067")
 
 
 @pytest.mark.parametrize("lines", range(1, 16))
@@ -176,3 +255,8 @@ def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, lines: int) 
     if facts is not None:
         verdicts = {finding.verdict for finding in explain_log(facts, spec(**QWEN_36_35B))}
         assert Verdict.UNEXPLAINED not in verdicts
+
+
+@pytest.mark.parametrize(("log", "config"), [(HYBRID, QWEN_36_35B), (COLOURED, LLAMA_70B), (SINGLE, LLAMA_8B)])
+def test_no_other_figure_agrees(spec: Any, agreeing: Any, log: str, config: dict[str, Any]) -> None:
+    assert agreeing(log, spec(**config)) == []
