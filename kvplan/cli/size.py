@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 
 if TYPE_CHECKING:
     from kvplan.core.allocation import Setup, Term
@@ -214,6 +214,7 @@ def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked, *, alone: bool) 
     from kvplan.core.logical import runtime_refusal
     from kvplan.core.sizes import CacheSize, size_geometry
     from kvplan.engines import OWN
+    from kvplan.engines.limits import check_setup
 
     tokens = asked.setup.context_tokens or model.context_tokens or 1  # a state is of one size, whatever the context
     setup = replace(asked.setup, context_tokens=tokens)
@@ -221,10 +222,11 @@ def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked, *, alone: bool) 
         try:
             reason = runtime_refusal(model) if engine.name == OWN else ""
             if reason:
+                check_setup(engine.title, engine.limits, setup)
                 yield size_geometry(model, read_format(name), engine.name, setup, reason)
             else:
                 yield _allocated(engine, model, name, replace(asked, setup=setup))
-        except (UnsupportedFormatError, UnsupportedModelError) as error:
+        except (UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError) as error:
             if alone:
                 raise
             yield CacheSize(model=model.name, format=name, engine=engine.name, setup=setup, reason=error.message)

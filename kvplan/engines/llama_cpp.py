@@ -15,11 +15,11 @@ from typing import Final
 from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGroup, Capacity, Setup, Term, largest
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
-from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, refuse_layer
-from kvplan.engines.llama_cpp_devices import GPU_LAYERS, NO_OFFLOAD, TENSOR_SPLIT, placed
+from kvplan.engines.engine import Launch, LaunchText, check_drafts, find_format, head_bytes, refuse_layer
+from kvplan.engines.llama_cpp_devices import TENSOR_SPLIT, placed
 from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS
 from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, drafts, keeps_states_of_drafts, keeps_windows, refusal
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan.units import format_bytes
 from kvplan_kernels.layout import round_up
 
@@ -34,7 +34,6 @@ BATCH_TOKENS: Final = 512
 SWA_FULL: Final = "swa-full"
 UNIFIED: Final = "kv-unified"
 NO_FLASH_ATTENTION: Final = "flash-attn=off"
-_OPTIONS: Final = frozenset({SWA_FULL, UNIFIED, NO_FLASH_ATTENTION, NO_OFFLOAD})
 
 OTHER_SLOTS: Final = "windows of other slots"
 OTHER_STATES: Final = "states of other slots"
@@ -250,7 +249,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> BufferAllocati
     Raises:
         UnsupportedFormatError: llama.cpp has no such format, or not for this model.
         UnsupportedModelError: llama.cpp does not run the model, or how it keeps what a layer caches is not known here.
-        InputError: More devices than layers, tensor parallelism, or an option that cannot be.
+        UnsupportedSettingError: More devices than layers, tensor parallelism, or an option that cannot be.
     """
     key, value = find_pair(format_name)
     _check_model(model, setup)
@@ -288,20 +287,9 @@ def _check_model(model: ModelSpec, setup: Setup) -> None:
     reason = refusal(model)
     if reason:
         raise UnsupportedModelError(reason, where=model.name)
-    if setup.draft_tokens and not model.draft_layers:
-        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    check_drafts(model, setup)
     if setup.draft_tokens and not drafts(model):
         raise UnsupportedModelError(f"llama.cpp is not known to draft with layers of {model.name}", where=model.name)
-    if setup.block_tokens is not None:
-        raise InputError("llama.cpp keeps cells and has no blocks", where="--block-size", hint="leave it out")
-    unknown = {text for text in setup.options - _OPTIONS if text.partition("=")[0] not in (GPU_LAYERS, TENSOR_SPLIT)}
-    if unknown:
-        message = f"{min(unknown)[:60]!r} is not known to change what llama.cpp allocates"
-        raise InputError(
-            message,
-            where="--engine-option",
-            hint=f"{', '.join(sorted(_OPTIONS))}, {GPU_LAYERS}=N and {TENSOR_SPLIT}=A,B do",
-        )
 
 
 def _check_formats(model: ModelSpec, key: EngineFormat, value: EngineFormat, setup: Setup) -> None:
@@ -345,7 +333,7 @@ def _padding(setup: Setup) -> tuple[int, bool]:
     if build not in _OLD_BUILDS:
         message = f"how llama.cpp b{build} pads its cells is not known here"
         known = f"b{_OLD_BUILDS[0]} to b{_OLD_BUILDS[-1]} and b{_FIRST_NEW_BUILD} on are"
-        raise InputError(message, where="--engine-version", hint=known)
+        raise UnsupportedSettingError(message, where="--engine-version", hint=known)
     return (32 if NO_FLASH_ATTENTION in setup.options else PAD_CELLS), True
 
 

@@ -12,16 +12,9 @@ from typing import Final
 
 from kvplan.core.allocation import BlockGroup, CacheGroup, CachePart, Capacity, GroupedAllocation, Setup, Term, largest
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
-from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
-from kvplan.engines.engine import (
-    Launch,
-    LaunchText,
-    find_format,
-    head_bytes,
-    rank_heads,
-    refuse_layer,
-)
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
+from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_elements, rank_heads, refuse_layer
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div
 
 NAME: Final = "lmdeploy"
@@ -169,7 +162,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> TurboMindAlloc
     Raises:
         UnsupportedFormatError: TurboMind has no such format.
         UnsupportedModelError: TurboMind does not run the model, or how it keeps what a layer caches is not known here.
-        InputError: Ranks do not divide the heads, or it has no such option.
+        UnsupportedSettingError: Ranks do not divide the heads, or it has no such option.
     """
     form = _find(format_name)
     _check(model, setup)
@@ -201,15 +194,11 @@ def _check(model: ModelSpec, setup: Setup) -> None:
             where=model.name,
         )
     if setup.pipeline_parallel > 1:
-        raise InputError("TurboMind has no pipeline stages", where="--pp", hint="use --tp")
+        raise UnsupportedSettingError("TurboMind has no pipeline stages", where="--pp", hint="use --tp")
     if setup.draft_tokens:
         raise refuse_layer("TurboMind", model, "draft layers")
     if not in_slabs(setup) and any(layer.states for layer in model.layers):
         raise refuse_layer("TurboMind before 0.15", model, "states")
-    unknown = setup.options - {FLOAT_STATES}
-    if unknown:
-        message = f"{min(unknown)[:60]!r} is not known to change what TurboMind allocates"
-        raise InputError(message, where="--engine-option", hint=f"{FLOAT_STATES} does")
 
 
 def _part(model: ModelSpec, layer: LayerSpec, count: int, form: EngineFormat, setup: Setup) -> CachePart:
@@ -241,7 +230,7 @@ def _states(model: ModelSpec, setup: Setup) -> tuple[Counter[int], int, tuple[Te
     inputs = logical = 0
     types = Counter({STATE_TYPE: 0, EXTRA_INPUT: 0})
     for state in (state for layer in model.layers for state in layer.states):
-        elements = _rank_elements(model, state, setup)
+        elements = rank_elements(model, state, setup.tensor_parallel)
         logical += elements * state.item_bits // 8
         if state.inputs:
             widened = elements // state.inputs * (state.inputs + 1)
@@ -258,13 +247,6 @@ def _states(model: ModelSpec, setup: Setup) -> tuple[Counter[int], int, tuple[Te
         EXTRA_INPUT: "a convolution of k keeps k inputs, and its next step reads k - 1",
     }
     return objects, logical, tuple(Term(name, size, formulas[name]) for name, size in types.items() if size)
-
-
-def _rank_elements(model: ModelSpec, state: StateCache, setup: Setup) -> int:
-    if state.elements % setup.tensor_parallel:
-        message = f"{setup.tensor_parallel} ranks do not divide the states of {model.name}"
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides them")
-    return state.elements // setup.tensor_parallel
 
 
 def _notes(setup: Setup, layers: list[LayerSpec]) -> tuple[str, ...]:

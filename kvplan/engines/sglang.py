@@ -11,15 +11,26 @@ unless data parallel attention gives them sequences of their own.
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from kvplan.core.allocation import CacheGroup, CachePart, Setup
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
-from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer
+from kvplan.engines.engine import (
+    Launch,
+    LaunchText,
+    check_drafts,
+    check_stages,
+    find_format,
+    head_bytes,
+    rank_heads,
+    refuse_layer,
+    state_parts,
+)
 from kvplan.engines.sglang_formats import FORMATS, FP4_NAMES, SPARSE_LATENT
 from kvplan.engines.sglang_pools import PoolRules, TokenPools
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import round_up
 
 NAME: Final = "sglang"
@@ -43,7 +54,9 @@ _CHUNK_TOKENS: Final = 8192
 _INDEXER_BYTES_OF_128: Final = 132
 _CONV_BITS: Final = 16
 """Inputs of a convolution are bf16 whatever the model runs in (SGLANG_MAMBA_CONV_DTYPE)."""
-_STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
+STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
+STRATEGIES: Final = {"no_buffer": 3, "extra_buffer_lazy": 4, "extra_buffer": 5}
+"""How states are kept for prefixes, with the slots that a request is counted for."""
 _WINDOW_RATIO, _STATE_RATIO = 0.8, 0.9
 """Tokens of the pool of windows to those of the full pool; memory of states to that of tokens."""
 
@@ -76,7 +89,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> TokenPools:
     Raises:
         UnsupportedFormatError: SGLang has no such format, or not for this model.
         UnsupportedModelError: How SGLang keeps what a layer caches is not known here.
-        InputError: Ranks or stages do not divide the model, or an option has no such value.
+        UnsupportedSettingError: Ranks or stages do not divide the model, or an option has no such value.
     """
     pools = allocate_stages(model, format_name, setup)
     return max(pools, key=lambda pool: pool.sequence_bytes(setup.context_tokens))
@@ -85,8 +98,6 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> TokenPools:
 def allocate_stages(model: ModelSpec, format_name: str, setup: Setup) -> tuple[TokenPools, ...]:
     """Return the pools of each pipeline stage that caches anything; raises as `allocate` does."""
     form = find_format(NAME, FORMATS, format_name)
-    if setup.version is not None and setup.version < OLDEST:
-        raise InputError("pools before SGLang 0.5.9 are not counted", where="--engine-version", hint="give 0.5.9 or on")
     layers = [*model.layers, *_drafts(model, setup)]
     _check_layers(model, form, setup)
     stages = [_groups(model, form, setup, [layers[n] for n in stage]) for stage in _stages(model, setup, len(layers))]
@@ -112,8 +123,7 @@ def key_share(model: ModelSpec, format_name: str) -> float:
 
 
 def _drafts(model: ModelSpec, setup: Setup) -> tuple[LayerSpec, ...]:
-    if setup.draft_tokens and not model.draft_layers:
-        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    check_drafts(model, setup)
     return model.draft_layers if setup.draft_tokens else ()
 
 
@@ -139,7 +149,7 @@ def _ranks(setup: Setup) -> int:
     replicas = _count(setup, "dp-size", setup.tensor_parallel)
     if setup.tensor_parallel % replicas:
         message = f"{replicas} replicas of attention do not divide {setup.tensor_parallel} ranks"
-        raise InputError(message, where="--engine-option dp-size", hint="give a divisor of --tp")
+        raise UnsupportedSettingError(message, where="--engine-option dp-size", hint="give a divisor of --tp")
     return setup.tensor_parallel // replicas
 
 
@@ -148,7 +158,9 @@ def _count(setup: Setup, name: str, default: int) -> int:
     if text is None:
         return default
     if not text.isdecimal() or int(text) < 1:
-        raise InputError(f"{name}={text[:40]} is no count", where="--engine-option", hint=f"write it as {name}=8")
+        raise UnsupportedSettingError(
+            f"{name}={text[:40]} is no count", where="--engine-option", hint=f"write it as {name}=8"
+        )
     return int(text)
 
 
@@ -159,15 +171,16 @@ def _share(setup: Setup, name: str, default: float) -> float:
     except ValueError:
         value = -1
     if not 0 < value <= 1:
-        raise InputError(f"{name}={text} is no share", where="--engine-option", hint=f"write it as {name}=0.5")
+        raise UnsupportedSettingError(
+            f"{name}={text} is no share", where="--engine-option", hint=f"write it as {name}=0.5"
+        )
     return value
 
 
 def _stages(model: ModelSpec, setup: Setup, layers: int) -> list[range]:
     """Return the layers of each pipeline stage; the last stages have one more where it does not divide."""
     stages, count = setup.pipeline_parallel, len(model.layers)
-    if stages > count:
-        raise InputError(f"{stages} stages for {count} layers", where="--pp", hint="give at most a stage a layer")
+    check_stages(model, setup)
     starts = [count // stages * number + max(0, number - stages + count % stages) for number in range(stages)]
     return [range(start, end) for start, end in zip(starts, [*starts[1:], layers], strict=True)]
 
@@ -193,20 +206,27 @@ def _groups(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence
     """Return the pools of a stage: of tokens, of windows, of states, those of them that it has."""
     windows = [layer for layer in layers if _in_window_pool(model, layer, setup)]
     others = [layer for layer in layers if not _in_window_pool(model, layer, setup)]
-    page = _page_tokens(model, setup)
+    page, kinds = _page_tokens(model, setup), Counter(layers).items()
+
+    def states(layer: LayerSpec) -> list[CachePart]:
+        return state_parts(model, layer, _ranks(setup), partial(_state_bits, setup))
+
     found = [
         _token_group(model, form, setup, others, page),
         _window_group(model, form, setup, windows, page),
-        _group(
-            [(_Buffers(part=p), n) for layer, n in Counter(layers).items() for p in _state_parts(layer, setup)], None
-        ),
+        _group([(_Buffers(part=part), n) for layer, n in kinds for part in states(layer)], None),
     ]
     groups = [group for group in found if group is not None]
     return tuple(replace(g, spare_blocks=_state_spares(setup)) if g.block_tokens is None else g for g in groups)
 
 
 def _page_tokens(model: ModelSpec, setup: Setup) -> int:
+    """Return the tokens of a page, which divide the chunks of a prefill (srt/arg_groups/validation_hook.py)."""
     if setup.block_tokens:
+        chunk = setup.max_batched_tokens or _CHUNK_TOKENS
+        if chunk % setup.block_tokens:
+            message = f"pages of {setup.block_tokens} tokens do not divide SGLang's prefill chunks of {chunk}"
+            raise UnsupportedSettingError(message, where="--block-size", hint="use a power of 2")
         return setup.block_tokens
     return _SPARSE_PAGE_TOKENS if any(layer.sides for layer in model.layers) else _PAGE_TOKENS
 
@@ -328,23 +348,11 @@ def _missing_sides(model: ModelSpec, setup: Setup) -> tuple[SideCache, ...]:
     return next((layer.sides for layer in model.layers if layer.sides), ())
 
 
-def _state_parts(layer: LayerSpec, setup: Setup) -> list[CachePart]:
-    """Return the states of a sequence in one layer on one rank."""
-    ranks = _ranks(setup)
-    if any(state.elements % ranks for state in layer.states):
-        raise InputError(f"{ranks} ranks do not divide the states", where="--tp", hint="give a number that does")
-    sizes = [(state.name, state.elements // ranks * _state_bits(state, setup) / 8) for state in layer.states]
-    return [CachePart(name=name, layers=1, logical_unit_bytes=size, unit_bytes=size) for name, size in sizes]
-
-
-def _state_bits(state: StateCache, setup: Setup) -> int:
+def _state_bits(setup: Setup, state: StateCache) -> int:
     if state.name != "recurrent state":
         return _CONV_BITS
     stated = setup.option("mamba-ssm-dtype")
-    if stated is not None and stated not in _STATE_BITS:
-        message = f"mamba-ssm-dtype={stated[:40]} is none"
-        raise InputError(message, where="--engine-option", hint=f"one of {', '.join(_STATE_BITS)}")
-    return state.item_bits if stated is None else _STATE_BITS[stated]
+    return state.item_bits if stated is None else STATE_BITS[stated]
 
 
 def _state_spares(setup: Setup) -> int:
@@ -364,11 +372,7 @@ def state_slots(setup: Setup) -> int:
     strategy = setup.option("mamba-radix-cache-strategy")
     if strategy is None:
         strategy = "extra_buffer" if setup.version is None or setup.version >= _EXTRA_BUFFER else "no_buffer"
-    slots = {"no_buffer": 3, "extra_buffer_lazy": 4, "extra_buffer": 5}
-    if strategy not in slots:
-        message = f"mamba-radix-cache-strategy={strategy[:40]} is none"
-        raise InputError(message, where="--engine-option", hint=f"one of {', '.join(slots)}")
-    return slots[strategy]
+    return STRATEGIES[strategy]
 
 
 def _rules(setup: Setup, groups: Sequence[CacheGroup], slot_bytes: float) -> PoolRules:

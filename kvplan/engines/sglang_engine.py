@@ -3,10 +3,24 @@
 from typing import Final
 
 from kvplan.engines.engine import Engine, run_type
-from kvplan.engines.sglang import NAME, RULES, allocate, launch
+from kvplan.engines.limits import Limits
+from kvplan.engines.sglang import NAME, OLDEST, RULES, STATE_BITS, STRATEGIES, allocate, launch
 from kvplan.engines.sglang_formats import FORMATS
+from kvplan.engines.sglang_models import check_model
+
+LIMITS: Final = Limits(
+    oldest=OLDEST, newest=(0, 5, 23),
+    options={
+        "disable-hybrid-swa-memory": "", "enable-dp-attention": "", "dp-size": "N", "swa-full-tokens-ratio": "SHARE",
+        "mamba-full-memory-ratio": "SHARE", "mamba-ssm-dtype": "|".join(STATE_BITS), "max-mamba-cache-size": "N",
+        "mamba-radix-cache-strategy": "|".join(STRATEGIES), "max-total-tokens": "N", "dsa-prefill-backend": "NAME",
+        "dsa-decode-backend": "NAME", "mem-fraction-static": "SHARE", "max-running-requests": "N",
+        "speculative-num-draft-tokens": "N",
+    },
+)  # fmt: skip
 
 ENGINE: Final = Engine(
     name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS, default_format=run_type,
+    limits=LIMITS, check_model=check_model,
     logs=("kvplan.engines.sglang_log", "kvplan.engines.sglang_explain"),
 )  # fmt: skip

@@ -15,8 +15,9 @@ from kvplan.core.allocation import Allocation, BlockGroup, Capacity, Setup, Term
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
 from kvplan.engines.engine import Engine, Launch, LaunchText, find_format, refuse_layer, run_type
+from kvplan.engines.limits import Limits
 from kvplan.engines.transformers_models import RUN
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div, round_up
 
 NAME: Final = "transformers"
@@ -39,7 +40,6 @@ _FORMULAS: Final = {
     ROWS: "quanto packs rows of a group each, as many as share a byte",
     SCALES: "a float32 for K and one for V of each layer",
 }
-_OLDEST: Final = (5,)
 _TENSOR_SCALE_BYTES: Final = 4
 _WORD_ELEMENTS, _WORD_BITS = 10, 32
 """hqq keeps ten codes of 3 bits in 32."""
@@ -215,7 +215,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> CacheAllocatio
     Raises:
         UnsupportedFormatError: transformers has no such format, or not for this model.
         UnsupportedModelError: It does not run the model itself, or how it keeps what a layer caches is not known here.
-        InputError: Ranks do not divide the heads, or it has no such option.
+        UnsupportedSettingError: Ranks do not divide the heads, or it has no such option.
     """
     form = find_format(NAME, FORMATS, format_name)
     _check(model, setup)
@@ -230,21 +230,11 @@ def _check(model: ModelSpec, setup: Setup) -> None:
     if model.architecture not in RUN:
         message = f"what {model.architecture[:60]} caches is in no class of transformers {RULES} that is counted here"
         raise UnsupportedModelError(message, where=model.name)
-    if setup.version is not None and setup.version < _OLDEST:
-        message = "how transformers 4 caches windows and latent vectors (MLA) is not counted here"
-        raise InputError(message, where="--engine-version", hint="5 and later are")
     if setup.pipeline_parallel > 1:
         message = "device_map places layers by their size, and which device holds which is not known here"
-        raise InputError(message, where="--pp", hint="leave it out")
+        raise UnsupportedSettingError(message, where="--pp", hint="leave it out")
     if setup.draft_tokens:
         raise refuse_layer(NAME, model, "draft layers")
-    unknown = {option for option in setup.options if option != STATIC and option.partition("=")[0] not in _NUMBERS}
-    if unknown:
-        message = f"{min(unknown)[:60]!r} is not known to change what transformers allocates"
-        raise InputError(message, where="--engine-option", hint=f"{STATIC}, {GROUP}=64 and {RESIDUAL}=128 do")
-
-
-_NUMBERS: Final = (GROUP, RESIDUAL)
 
 
 def _storage(form: EngineFormat, setup: Setup) -> Storage:
@@ -266,7 +256,9 @@ def _number(setup: Setup, name: str, own: int) -> int:
     if text is None:
         return own
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise InputError(f"{name} is {text[:60]!r}", where="--engine-option", hint="give a number of 1 or more")
+        raise UnsupportedSettingError(
+            f"{name} is {text[:60]!r}", where="--engine-option", hint="give a number of 1 or more"
+        )
     return int(text)
 
 
@@ -296,7 +288,7 @@ def _held(model: ModelSpec, layer: LayerSpec, count: int, setup: Setup) -> HeldL
     ranks = setup.tensor_parallel
     if ranks > 1 and (layer.kind is not LayerKind.FULL or layer.states or layer.kv_heads % ranks):
         message = f"how {ranks} tensor parallel ranks share what {model.name} caches is not known here"
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides the KV heads")
+        raise UnsupportedSettingError(message, where="--tp", hint="give a number of ranks that divides the KV heads")
     if any(side.tokens_per_entry != 1 for side in layer.sides):
         raise refuse_layer(NAME, model, layer.sides[0].name)
     own = layer.shared_with is None and layer.kv_heads > 0
@@ -340,7 +332,14 @@ def launch(setting: Launch) -> LaunchText:
     )
 
 
+LIMITS: Final = Limits(
+    oldest=(5,), newest=(5, 24),
+    options={"cache_implementation": "static", GROUP: "N", RESIDUAL: "N"},
+    unused={"block_tokens": "grows tensors and has no blocks", "prefix_caching": "keeps no prefixes"},
+)  # fmt: skip
+"""How version 4 caches windows and latent vectors (MLA) is not counted here."""
+
 ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type, dequantizes=True,
+    default_format=run_type, limits=LIMITS, dequantizes=True,
 )  # fmt: skip

@@ -10,6 +10,7 @@ hold copies, unless attention is data parallel.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -25,8 +26,18 @@ from kvplan.core.allocation import (
 )  # fmt: skip
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
-from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.engines.engine import (
+    Launch,
+    LaunchText,
+    check_drafts,
+    check_stages,
+    find_format,
+    head_bytes,
+    rank_heads,
+    refuse_layer,
+    state_parts,
+)
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div
 
 NAME: Final = "trtllm"
@@ -41,7 +52,7 @@ _INDEXER_BYTES_OF_128: Final = 132
 EMPTY_LAYERS: Final = "buffers of layers that cache nothing"
 _STATES: Final = ("convolution inputs", "recurrent state")
 STATE_TYPE: Final = "mamba-ssm-cache-dtype"
-_STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
+STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
 _STATE_CLASSES: Final = frozenset({"NemotronHForCausalLM", "Qwen3NextForCausalLM"})
 """Hybrid classes of 1.2 (tensorrt_llm/_torch/pyexecutor/config_utils.py: is_nemotron_hybrid, is_qwen3_next)."""
 
@@ -165,7 +176,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> WindowPools:
     Raises:
         UnsupportedFormatError: TensorRT-LLM has no such format, or not for this model or backend.
         UnsupportedModelError: How TensorRT-LLM keeps what a layer caches is not known here.
-        InputError: Ranks or stages do not divide the model.
+        UnsupportedSettingError: Ranks or stages do not divide the model.
     """
     form = find_format(NAME, FORMATS, format_name)
     if form.name == "int8" and not _built(setup):
@@ -197,7 +208,9 @@ def _built(setup: Setup) -> bool:
 def _tokens_max(setup: Setup) -> int | None:
     text = setup.option("max-tokens")
     if text is not None and (not text.isdecimal() or int(text) < 1):
-        raise InputError(f"max-tokens={text[:40]} is no count", where="--engine-option", hint="as max-tokens=65536")
+        raise UnsupportedSettingError(
+            f"max-tokens={text[:40]} is no count", where="--engine-option", hint="as max-tokens=65536"
+        )
     return None if text is None else int(text)
 
 
@@ -222,10 +235,8 @@ def _check_layers(model: ModelSpec) -> None:
 def _stages(model: ModelSpec, setup: Setup) -> list[tuple[LayerSpec, ...]]:
     """Return the layers of each pipeline stage: the first have one more, the last those that draft (get_pp_layers)."""
     stages, count = setup.pipeline_parallel, len(model.layers)
-    if stages > count:
-        raise InputError(f"{stages} stages for {count} layers", where="--pp", hint="give at most a stage a layer")
-    if setup.draft_tokens and not model.draft_layers:
-        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    check_stages(model, setup)
+    check_drafts(model, setup)
     starts = [count // stages * number + min(number, count % stages) for number in range(stages + 1)]
     found = [model.layers[start:end] for start, end in pairwise(starts)]
     if setup.draft_tokens:
@@ -245,7 +256,9 @@ def _groups(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence
         if layer.kv_heads:
             pools.setdefault(_window(layer, setup) or 0, []).append(layer)
     groups = [_group(model, form, setup, pools[window], page, window) for window in sorted(pools)]
-    states = [part for layer in layers for part in _state_parts(layer, setup)]
+    states = [
+        part for layer in layers for part in state_parts(model, layer, _ranks(setup), partial(_state_bits, setup))
+    ]
     if states:
         groups.append(CacheGroup(parts=_counted(states), block_tokens=None))
     return tuple(groups)
@@ -303,16 +316,7 @@ def _parts(model: ModelSpec, layer: LayerSpec, form: EngineFormat, setup: Setup)
     return [part]
 
 
-def _state_parts(layer: LayerSpec, setup: Setup) -> list[CachePart]:
-    """Return the states of a sequence in one layer on one rank (mamba_cache_manager.py)."""
-    ranks = _ranks(setup)
-    if any(state.elements % ranks for state in layer.states):
-        raise InputError(f"{ranks} ranks do not divide the states", where="--tp", hint="give a number that does")
-    sizes = [(state.name, state.elements // ranks * _state_bits(state, setup) / 8) for state in layer.states]
-    return [CachePart(name=name, layers=1, logical_unit_bytes=size, unit_bytes=size) for name, size in sizes]
-
-
-def _state_bits(state: StateCache, setup: Setup) -> int:
+def _state_bits(setup: Setup, state: StateCache) -> int:
     """Return the bits of an element: `auto` is what the config says, else the type that the model runs in.
 
     validate_and_set_mamba_ssm_cache_dtype of model_loader.py; before late 2025 it read no config.
@@ -320,10 +324,7 @@ def _state_bits(state: StateCache, setup: Setup) -> int:
     chosen = setup.option(STATE_TYPE)
     if state.name != "recurrent state":
         return state.item_bits
-    if chosen not in (None, "auto", *_STATE_BITS):
-        message = f"{STATE_TYPE}={chosen} is none"
-        raise InputError(message, where="--engine-option", hint=f"one of auto, {', '.join(_STATE_BITS)}")
-    return _STATE_BITS.get(chosen or "", 16 if state.free_type else state.item_bits)
+    return STATE_BITS.get(chosen or "", 16 if state.free_type else state.item_bits)
 
 
 def _notes(model: ModelSpec, setup: Setup) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from typing import Final
 from kvplan.core.allocation import CacheGroup, CachePart, Capacity, GroupedAllocation, Setup, largest
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerSpec, ModelSpec
-from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan.errors import UnsupportedFormatError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div, round_up
 
 ENTRIES: Final = "compressed entries"
@@ -99,13 +99,15 @@ def allocate_compressed(
 
     Raises:
         UnsupportedFormatError: vLLM has no such cache in the format.
-        InputError: Several pipeline stages, or ranks that do not divide the heads.
+        UnsupportedSettingError: Several pipeline stages, or ranks that do not divide the heads.
     """
     if setup.pipeline_parallel > 1:
-        raise InputError("stages of compressed caches are not known here", where="--pp", hint="leave --pp out")
+        raise UnsupportedSettingError(
+            "stages of compressed caches are not known here", where="--pp", hint="leave --pp out"
+        )
     if model.query_heads % setup.tensor_parallel:
         message = f"{setup.tensor_parallel} ranks do not divide {model.query_heads} query heads of {model.name}"
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides the heads")
+        raise UnsupportedSettingError(message, where="--tp", hint="give a number of ranks that divides the heads")
     packed = form.name.startswith("fp8")
     if form.quantized and not packed:
         raise UnsupportedFormatError(f"vLLM has no compressed cache in {form.name}", hint="use fp8_e4m3 or bf16")

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from kvplan.core.allocation import BEHIND_WINDOW, REPLICATED, Setup
+from kvplan.engines import ENGINES
+from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
 from kvplan.engines.trtllm import EMPTY_LAYERS, allocate, launch
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
@@ -185,7 +187,7 @@ def test_what_tensorrt_llm_does_not_have_is_refused(
     spec: Any, config: dict[str, Any], form: str, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        allocate(spec(**config), form, Setup(context_tokens=64, **options))
+        checked(ENGINES["trtllm"], spec(**config), form, Setup(context_tokens=64, **options))
 
 
 @pytest.mark.parametrize(
