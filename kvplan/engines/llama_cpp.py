@@ -15,6 +15,7 @@ from typing import Final
 from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGroup, Capacity, Setup, Term, largest
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
+from kvplan.engines.commands import ini_text, shell_line
 from kvplan.engines.engine import Launch, LaunchText, check_drafts, find_format, head_bytes, refuse_layer
 from kvplan.engines.llama_cpp_devices import TENSOR_SPLIT, placed
 from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS
@@ -458,12 +459,11 @@ def launch(setting: Launch) -> LaunchText:
         values |= {"batch-size": setting.max_batched_tokens, "ubatch-size": setting.max_batched_tokens}
     if setting.pipeline_parallel > 1:
         values |= {"split-mode": "layer", "gpu-layers": "all"}
-    flags = [f"--{name} {text}" for name, text in values.items()]
-    lines = [f"[{setting.model}]", *(f"{name} = {text}" for name, text in values.items())]
+    file_text = ini_text(setting.model, values)
     return LaunchText(
-        command=" ".join(["llama-server", *flags]),
-        file_name="llama-server.ini",
-        file_text="\n".join(lines) + "\n",
+        command=shell_line(["llama-server"], values),
+        file_name="llama-server.ini" if file_text else "",
+        file_text=file_text,
     )
 
 

@@ -13,6 +13,7 @@ from typing import Final
 from kvplan.core.allocation import BlockGroup, CacheGroup, CachePart, Capacity, GroupedAllocation, Setup, Term, largest
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
+from kvplan.engines.commands import shell_line
 from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_elements, rank_heads, refuse_layer
 from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div
@@ -276,13 +277,15 @@ def launch(setting: Launch) -> LaunchText:
         values["tp"] = setting.tensor_parallel
     if setting.max_batched_tokens:
         values["max_prefill_token_num"] = setting.max_batched_tokens
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in values.items()]
+    named = {name.replace("_", "-"): value for name, value in values.items()}
+    flags = ["--enable-prefix-caching"] if setting.prefix_caching else []
     if setting.prefix_caching:
-        flags.append("--enable-prefix-caching")
         values["enable_prefix_caching"] = True
     arguments = ", ".join(f"{name}={value!r}" for name, value in values.items())
     return LaunchText(
-        command=" ".join(["lmdeploy serve api_server", setting.model, "--backend turbomind", *flags]),
+        command=shell_line(
+            ["lmdeploy", "serve", "api_server", setting.model], {"backend": "turbomind", **named}, flags
+        ),
         file_name="lmdeploy_config.py",
         file_text=f"from lmdeploy import TurbomindEngineConfig\n\nconfig = TurbomindEngineConfig({arguments})\n",
     )

@@ -17,6 +17,7 @@ from typing import Final
 from kvplan.core.allocation import CacheGroup, CachePart, Setup
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
+from kvplan.engines.commands import shell_line, yaml_text
 from kvplan.engines.engine import (
     Launch,
     LaunchText,
@@ -448,14 +449,8 @@ def launch(setting: Launch) -> LaunchText:
         values["tp-size"] = setting.tensor_parallel
     if setting.pipeline_parallel > 1:
         values["pp-size"] = setting.pipeline_parallel
-    flags = [f"--{name} {value}" for name, value in values.items()]
+    flags, said = [], {"model-path": setting.model, **values}
     if setting.prefix_caching is False:
-        flags.append("--disable-radix-cache")
-        values["disable-radix-cache"] = True
-    lines = [f"model-path: {setting.model}"]
-    lines += [f"{name}: {str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
-    return LaunchText(
-        command=" ".join(["sglang serve --model-path", setting.model, *flags]),
-        file_name="sglang.yaml",
-        file_text="\n".join(lines) + "\n",
-    )
+        flags, said["disable-radix-cache"] = ["--disable-radix-cache"], True
+    command = shell_line(["sglang", "serve", "--model-path", setting.model], values, flags)
+    return LaunchText(command=command, file_name="sglang.yaml", file_text=yaml_text(said))

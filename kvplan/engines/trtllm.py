@@ -26,6 +26,7 @@ from kvplan.core.allocation import (
 )  # fmt: skip
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
+from kvplan.engines.commands import shell_line, yaml_text
 from kvplan.engines.engine import (
     Launch,
     LaunchText,
@@ -348,7 +349,7 @@ def launch(setting: Launch) -> LaunchText:
     Options and keys are those of tensorrt_llm/commands/serve.py and tensorrt_llm/llmapi/llm_args.py (TorchLlmArgs,
     KvCacheConfig), read 2026-11-30. `free_gpu_memory_fraction` is of what weights and activations leave free.
     """
-    cache: dict[str, str | int | float] = {
+    cache: dict[str, str | int | float | bool] = {
         "dtype": _YAML_TYPES.get(setting.format, setting.format),
         "tokens_per_block": setting.block_tokens,
         "free_gpu_memory_fraction": round(setting.memory_utilization, 4),
@@ -356,7 +357,7 @@ def launch(setting: Launch) -> LaunchText:
     if setting.blocks:
         cache["max_tokens"] = setting.blocks * setting.block_tokens
     if setting.prefix_caching is not None:
-        cache["enable_block_reuse"] = str(setting.prefix_caching).lower()
+        cache["enable_block_reuse"] = setting.prefix_caching
     values: dict[str, str | int] = {"max_batch_size": setting.sequences, "max_seq_len": setting.context_tokens}
     if setting.max_batched_tokens:
         values["max_num_tokens"] = setting.max_batched_tokens
@@ -364,10 +365,8 @@ def launch(setting: Launch) -> LaunchText:
         values["tensor_parallel_size"] = setting.tensor_parallel
     if setting.pipeline_parallel > 1:
         values["pipeline_parallel_size"] = setting.pipeline_parallel
-    lines = [f"{name}: {value}" for name, value in values.items()]
-    lines += ["kv_cache_config:", *(f"  {name}: {value}" for name, value in cache.items())]
     return LaunchText(
-        command=f"trtllm-serve {setting.model} --extra_llm_api_options trtllm.yaml",
+        command=shell_line(["trtllm-serve", setting.model], {"extra_llm_api_options": "trtllm.yaml"}),
         file_name="trtllm.yaml",
-        file_text="\n".join(lines) + "\n",
+        file_text=yaml_text({**values, "kv_cache_config": cache}),
     )

@@ -10,12 +10,13 @@ in flight, and a block, since it need not begin at one's start.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Final
 
 from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Setup, Term
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
+from kvplan.engines.commands import shell_line, yaml_text
 from kvplan.engines.engine import (
     Launch,
     LaunchText,
@@ -371,17 +372,13 @@ def launch(setting: Launch) -> LaunchText:
         values["tensor-parallel-size"] = setting.tensor_parallel
     if setting.pipeline_parallel > 1:
         values["pipeline-parallel-size"] = setting.pipeline_parallel
-    flags = [f"--{name} {value}" for name, value in values.items()]
+    flags: list[str] = []
+    said = {"model": setting.model, **values}
     if setting.prefix_caching is not None:
         flags.append("--enable-prefix-caching" if setting.prefix_caching else "--no-enable-prefix-caching")
-        values["enable-prefix-caching"] = setting.prefix_caching
-    lines = [f"model: {setting.model}"]
-    lines += [f"{name}: {str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
-    return LaunchText(
-        command=" ".join(chain(["vllm serve", setting.model], flags)),
-        file_name="vllm.yaml",
-        file_text="\n".join(lines) + "\n",
-    )
+        said["enable-prefix-caching"] = setting.prefix_caching
+    command = shell_line(["vllm", "serve", setting.model], values, flags)
+    return LaunchText(command=command, file_name="vllm.yaml", file_text=yaml_text(said))
 
 
 _FLAG_VALUES: Final = {"bf16": "bfloat16", "fp16": "float16"}
