@@ -340,17 +340,30 @@ def _notes(model: ModelSpec, setup: Setup) -> tuple[str, ...]:
     return tuple(notes)
 
 
-_YAML_TYPES: Final = {"bf16": "auto", "fp16": "auto"}
+_RUN_TYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
+_CACHE_TYPES: Final = ("fp8", "nvfp4")
+"""The words of kv_cache_config.dtype beside auto (_VALID_KV_CACHE_DTYPES of _torch/pyexecutor/model_loader.py)."""
+_OF_CHECKPOINT: Final = (
+    "# `auto` is the type above, unless the checkpoint quantizes its own cache (kv_cache_quant_algo): no word here "
+    "undoes that.\n"
+)
 
 
 def launch(setting: Launch) -> LaunchText:
     """Return the command `trtllm-serve` with the YAML that it reads.
 
     Options and keys are those of tensorrt_llm/commands/serve.py and tensorrt_llm/llmapi/llm_args.py (TorchLlmArgs,
-    KvCacheConfig), read 2026-11-30. `free_gpu_memory_fraction` is of what weights and activations leave free.
+    KvCacheConfig), read 2026-11-30. `free_gpu_memory_fraction` is of what weights and activations leave free. A cache
+    in 16 bits has the type that the model runs in, which `dtype` says.
+
+    Raises:
+        UnsupportedFormatError: No option says the format: int8 is chosen when an engine is built.
     """
+    form = find_format(NAME, FORMATS, setting.format).name
+    if form not in (*_RUN_TYPES, *_CACHE_TYPES):
+        raise UnsupportedFormatError(f"trtllm-serve has no option for a cache in {form}", hint="use fp8")
     cache: dict[str, str | int | float | bool] = {
-        "dtype": _YAML_TYPES.get(setting.format, setting.format),
+        "dtype": form if form in _CACHE_TYPES else "auto",
         "tokens_per_block": setting.block_tokens,
         "free_gpu_memory_fraction": round(setting.memory_utilization, 4),
     }
@@ -359,6 +372,8 @@ def launch(setting: Launch) -> LaunchText:
     if setting.prefix_caching is not None:
         cache["enable_block_reuse"] = setting.prefix_caching
     values: dict[str, str | int] = {"max_batch_size": setting.sequences, "max_seq_len": setting.context_tokens}
+    if form in _RUN_TYPES:
+        values["dtype"] = _RUN_TYPES[form]
     if setting.max_batched_tokens:
         values["max_num_tokens"] = setting.max_batched_tokens
     if setting.tensor_parallel > 1:
@@ -368,5 +383,5 @@ def launch(setting: Launch) -> LaunchText:
     return LaunchText(
         command=shell_line(["trtllm-serve", setting.model], {"extra_llm_api_options": "trtllm.yaml"}),
         file_name="trtllm.yaml",
-        file_text=yaml_text({**values, "kv_cache_config": cache}),
+        file_text=(_OF_CHECKPOINT if form in _RUN_TYPES else "") + yaml_text({**values, "kv_cache_config": cache}),
     )
