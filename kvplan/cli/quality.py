@@ -58,12 +58,15 @@ def quality_command(
     """Score text and retrieval through the quantized cache, against 16 bits on the same tokens."""
     from kvplan.core.quality_bounds import bound_quality
     from kvplan.core.workloads import Prefill
+    from kvplan.measure.checks import require_packages
     from kvplan.measure.devices import open_device
     from kvplan.measure.progress import open_progress
+    from kvplan.store.files import read_text
+
+    require_packages()
     from kvplan.quality.scoring import QualityOptions, default_formats, score
     from kvplan.runtime.loading import load_model
     from kvplan.runtime.ops import Kernel, default_kernel, load_ops
-    from kvplan.store.files import read_text
 
     if output is not None and not output.parent.is_dir():
         raise InputError("lies in a folder that does not exist", where=str(output), hint="give a file to write")

@@ -1,20 +1,18 @@
 """`kvplan size`: exact bytes of a model's cache, without loading the model."""
 
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
+from kvplan.errors import InputError, UnsupportedFormatError
 
 if TYPE_CHECKING:
-    from kvplan.core.allocation import Setup, Term
     from kvplan.core.sizes import CacheSize
     from kvplan.core.specs import ModelSpec
-    from kvplan.engines.engine import Engine
+    from kvplan.engines.sizing import Question, Room
 
 
 def register(app: typer.Typer) -> None:
@@ -68,8 +66,12 @@ def size_command(
         help="Start-up log of the same model: what only a run can tell is taken from it, and what is not said here.",
         show_default=False,
     ),
-    tensor_parallel: int = typer.Option(1, "--tp", "--tensor-parallel-size", min=1, help="Tensor parallel ranks."),
-    pipeline_parallel: int = typer.Option(1, "--pp", "--pipeline-parallel-size", min=1, help="Pipeline stages."),
+    tensor_parallel: int | None = typer.Option(
+        None, "--tp", "--tensor-parallel-size", min=1, help="Tensor parallel ranks. Default: 1.", show_default=False
+    ),
+    pipeline_parallel: int | None = typer.Option(
+        None, "--pp", "--pipeline-parallel-size", min=1, help="Pipeline stages. Default: 1.", show_default=False
+    ),
     max_batched_tokens: int | None = typer.Option(
         None,
         "--max-batched-tokens",
@@ -92,7 +94,9 @@ def size_command(
         help="Whether prefixes stay cached. Default: the engine's.",
         show_default=False,
     ),
-    draft_tokens: int = typer.Option(0, min=0, help="Tokens a step that the model's own draft layers propose."),
+    draft_tokens: int | None = typer.Option(
+        None, min=0, help="Tokens a step that the model's own draft layers propose. Default: none.", show_default=False
+    ),
     terms: bool = typer.Option(False, help="Print what lies between geometry and allocation, by name."),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
@@ -102,31 +106,34 @@ def size_command(
     geometry times format.
     """
     from kvplan.core.allocation import Setup
-    from kvplan.engines import find_engine
+    from kvplan.engines import OWN, find_engine
+    from kvplan.engines.sizing import Question, sizes, told
     from kvplan.store.models import load_model_spec
-    from kvplan.units import parse_version
+    from kvplan.units import parse_bytes, parse_version
 
-    setup = Setup(
-        context_tokens=context or 0, tensor_parallel=tensor_parallel, pipeline_parallel=pipeline_parallel,
-        max_batched_tokens=max_batched_tokens, block_tokens=block_size, sequences=sequences,
-        prefix_caching=prefix_caching, draft_tokens=draft_tokens,
-        version=None if engine_version is None else parse_version(engine_version),
-        options=frozenset(engine_options),
-    )  # fmt: skip
-    asked = _Asked(formats=formats, setup=setup, room=_room(kv_memory, memory, utilization))
+    said: dict[str, Any] = {
+        "context_tokens": context, "tensor_parallel": tensor_parallel, "pipeline_parallel": pipeline_parallel,
+        "max_batched_tokens": max_batched_tokens, "block_tokens": block_size, "sequences": sequences,
+        "prefix_caching": prefix_caching, "draft_tokens": draft_tokens,
+        "version": None if engine_version is None else parse_version(engine_version),
+        "options": frozenset(engine_options) or None,
+    }  # fmt: skip
+    said = {name: value for name, value in said.items() if value is not None}
+    setup = replace(Setup(context_tokens=0), **said)
     given = {"activations": activation_memory, "graphs": graph_memory, "beside tensors": process_memory}
-    asked = replace(asked, room=_told(asked.room, given))
+    room = told(
+        _room(kv_memory, memory, utilization), {n: parse_bytes(text) for n, text in given.items() if text is not None}
+    )
+    asked = Question(formats=tuple(formats), setup=setup, said=frozenset(said), room=room)
     if measured is not None:
-        model = load_model_spec(_only(models), runtime=False)
-        asked, engines = _calibrated(asked, engines, measured, model)
-    chosen = [find_engine(name) for name in dict.fromkeys(engines or ["kvplan"])]
+        asked, engines = _calibrated(asked, engines, measured, load_model_spec(_only(models), runtime=False))
+    chosen = [find_engine(name) for name in dict.fromkeys(engines or [OWN])]
     results: list[CacheSize] = []
     for name in models:
-        weighed = asked.room.memory_bytes is not None or bool(asked.room.measured)
-        model = replace(load_model_spec(name, runtime=False, weights=weighed), name=name)
+        model = replace(load_model_spec(name, runtime=False, weights=asked.room.weighed), name=name)
         _check_context(model, asked.setup.context_tokens, beyond_model=beyond_model)
         for engine in chosen:
-            results += _sizes(engine, model, asked, alone=len(models) * len(chosen) * max(1, len(formats)) == 1)
+            results += sizes(engine, model, asked, alone=len(models) * len(chosen) * max(1, len(formats)) == 1)
     if not any(size.logical for size in results):
         raise UnsupportedFormatError(f"none of these is counted: {results[0].reason}")
     _print(results, terms=terms or len(results) == 1, as_json=as_json)
@@ -138,25 +145,8 @@ def _check_context(model: "ModelSpec", context: int, *, beyond_model: bool) -> N
         raise InputError(message, where="--context", hint="--beyond-model counts them all the same")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Room:
-    """The memory that was given: of the pool, or of a device with the part of it that may be used."""
-
-    kv_bytes: int | None = None
-    memory_bytes: int | None = None
-    share: float = 1.0
-    measured: "dict[str, Term]" = field(default_factory=dict)
-    note: str = ""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Asked:
-    formats: list[str]
-    setup: "Setup"
-    room: _Room
-
-
-def _room(kv_memory: str | None, memory: str | None, utilization: str) -> _Room:
+def _room(kv_memory: str | None, memory: str | None, utilization: str) -> "Room":
+    from kvplan.engines.sizing import Room
     from kvplan.units import parse_bytes, parse_share
 
     if kv_memory is not None and memory is not None:
@@ -164,24 +154,11 @@ def _room(kv_memory: str | None, memory: str | None, utilization: str) -> _Room:
     share = parse_share(utilization)
     if not 0 < share <= 1:
         raise InputError(f"{utilization!r} of the memory", where="--memory-utilization", hint="write it as 90%")
-    return _Room(
+    return Room(
         kv_bytes=None if kv_memory is None else parse_bytes(kv_memory),
         memory_bytes=None if memory is None else parse_bytes(memory),
         share=share,
     )
-
-
-def _told(room: _Room, given: dict[str, str | None]) -> _Room:
-    """Return *room* with the terms that the user knows, by name."""
-    from kvplan.core.allocation import Term
-    from kvplan.core.specs import Evidence
-    from kvplan.units import parse_bytes
-
-    said = {name: parse_bytes(text) for name, text in given.items() if text is not None}
-    if said and room.memory_bytes is None:
-        raise InputError("the memory of what else is there says nothing without the device's", hint="give --memory")
-    terms = {name: Term(name, size, "as given", Evidence.REPORTED) for name, size in said.items()}
-    return replace(room, measured=room.measured | terms)
 
 
 def _only(models: list[str]) -> str:
@@ -190,7 +167,7 @@ def _only(models: list[str]) -> str:
     return models[0]
 
 
-def _calibrated(asked: _Asked, engines: list[str], log: Path, model: "ModelSpec") -> tuple[_Asked, list[str]]:
+def _calibrated(asked: "Question", engines: list[str], log: Path, model: "ModelSpec") -> "tuple[Question, list[str]]":
     """Return what was asked with what *log* tells, and the log's engine."""
     from kvplan.cli.explain import load_facts
     from kvplan.engines.calibration import calibrated_setup, check_model, graphs_note, measured_terms
@@ -200,59 +177,12 @@ def _calibrated(asked: _Asked, engines: list[str], log: Path, model: "ModelSpec"
         message = f"the log is of {facts.engine}, and {', '.join(engines)} was asked for"
         raise InputError(message, where="--measured", hint=f"leave --engine out, or give {facts.engine}")
     check_model(facts, model)
-    setup, room = calibrated_setup(facts, asked.setup), asked.room
+    setup, room = calibrated_setup(facts, asked.setup, asked.said), asked.room
     usable = None if room.memory_bytes is None else room.memory_bytes * room.share
-    terms = measured_terms(facts, setup, usable) | room.measured
-    formats = asked.formats or ([facts.format] if facts.format else [])
-    room = replace(room, measured=terms, note=graphs_note(facts.measured))
-    return _Asked(formats=formats, setup=setup, room=room), [facts.engine]
-
-
-def _sizes(engine: "Engine", model: "ModelSpec", asked: _Asked, *, alone: bool) -> "Iterator[CacheSize]":
-    """Yield the sizes of one model in one engine; beside others, what is refused is an answer with its reason."""
-    from kvplan.core.formats import read_format
-    from kvplan.core.logical import runtime_refusal
-    from kvplan.core.sizes import CacheSize, size_geometry
-    from kvplan.engines import OWN
-    from kvplan.engines.limits import check_setup
-
-    tokens = asked.setup.context_tokens or model.context_tokens or 1  # a state is of one size, whatever the context
-    setup = replace(asked.setup, context_tokens=tokens)
-    for name in dict.fromkeys(asked.formats or [engine.default_format(model)]):
-        try:
-            reason = runtime_refusal(model) if engine.name == OWN else ""
-            if reason:
-                check_setup(engine.title, engine.limits, setup)
-                yield size_geometry(model, read_format(name), engine.name, setup, reason)
-            else:
-                yield _allocated(engine, model, name, replace(asked, setup=setup))
-        except (UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError) as error:
-            if alone:
-                raise
-            yield CacheSize(model=model.name, format=name, engine=engine.name, setup=setup, reason=error.message)
-
-
-def _allocated(engine: "Engine", model: "ModelSpec", name: str, asked: _Asked) -> "CacheSize":
-    from kvplan.core.formats import read_format
-    from kvplan.core.sizes import size_allocation
-    from kvplan.engines import OWN, allocate
-
-    allocation = allocate(engine, model, name, asked.setup)
-    form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
-    pool = _pool(engine.served(model), asked.setup, asked.room, engine.batched_tokens)
-    sized = size_allocation(model.name, form, engine.name, allocation, pool)
-    return replace(sized, notes=(*sized.notes, asked.room.note) if asked.room.note else sized.notes)
-
-
-def _pool(model: "ModelSpec", setup: "Setup", room: _Room, batched_tokens: int) -> "tuple[Term, ...] | int | None":
-    from kvplan.core.sizes import pool_terms
-
-    if room.kv_bytes is not None or (room.memory_bytes is None and not room.measured):
-        return room.kv_bytes
-    return pool_terms(
-        model, setup, memory_bytes=room.memory_bytes, share=room.share, measured=room.measured,
-        batched_tokens=setup.max_batched_tokens or batched_tokens,
-    )  # fmt: skip
+    known = {**measured_terms(facts, setup, usable), **room.known}
+    room = replace(room, known=known, note=graphs_note(facts.measured))
+    formats = asked.formats or ((facts.format,) if facts.format else ())
+    return replace(asked, formats=formats, setup=setup, room=room), [facts.engine]
 
 
 def _print(results: "list[CacheSize]", *, terms: bool, as_json: bool) -> None:

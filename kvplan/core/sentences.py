@@ -28,7 +28,7 @@ def sentence(
     workload: Workload,
 ) -> str:
     """Return the verdict in one sentence."""
-    baseline = next(option for option in options if not option.quantized)
+    baseline = next((option for option in options if not option.quantized), None)
     if outcome is Outcome.UNDECIDED:
         return _undecided(fitting, blockers)
     if pick is None:
@@ -61,8 +61,10 @@ def _others_met(workload: Workload) -> str:
     return "every target is met" if timed else "no time is asked for"
 
 
-def _why_not(option: Option, workload: Workload) -> str:
+def _why_not(option: Option | None, workload: Workload) -> str:
     """Return what is against 16 bits, as the start of a sentence."""
+    if option is None:
+        return "No 16-bit cache of this model is among the settings"
     reasons = []
     for verdict in option.verdicts:
         if verdict.status is Status.FITS:

@@ -55,6 +55,11 @@ class CacheSize:
     reason: str = ""
 
     @property
+    def pool_evidence(self) -> Evidence:
+        """How what fits is known: as the pool is."""
+        return self.pool[-1].evidence if self.pool else Evidence.EXACT
+
+    @property
     def context_tokens(self) -> int:
         """Tokens of the sequence."""
         return self.setup.context_tokens
@@ -107,12 +112,14 @@ def pool_terms(
     memory_bytes: int | None,
     share: float,
     batched_tokens: int,
+    batch_logits: bool = False,
     measured: Mapping[str, Term],
 ) -> tuple[Term, ...]:
     """Return what a rank's memory goes to, the pool last: what the other terms leave of what may be used.
 
     *measured* are terms that a run or the user told, by name; they stand for what would be computed. What a process
-    takes beside tensors and what graphs take is in there only where one of them told it.
+    takes beside tensors and what graphs take is in there only where one of them told it. *batch_logits* says that every
+    token of a batch has logits, of 32 bits.
 
     Raises:
         InputError: The memory or the weights are not known, or leave nothing.
@@ -125,14 +132,15 @@ def pool_terms(
     taken = [measured[name] for name in (TAKEN, "beside tensors", "graphs", REST) if name in measured]
     if TAKEN not in measured:
         weights = measured.get("weights") or _weights(model, setup)
-        taken = [weights, measured.get("activations") or _activations(model, setup, batched_tokens), *taken]
+        forward = measured.get("activations") or _activations(model, setup, batched_tokens, logits=batch_logits)
+        taken = [weights, forward, *taken]
     left = int(usable.bytes - sum(term.bytes for term in taken))
     if left <= 0:
         message = f"weights and activations of {model.name} take {format_bytes(usable.bytes - left, digits=2)}"
         hint = "give more --memory, or more --tp"
         raise InputError(f"{message} of {format_bytes(usable.bytes, digits=2)}", where="--memory", hint=hint)
     known = {term.evidence for term in taken}
-    evidence = Evidence.MEASURED if known == {Evidence.MEASURED} else Evidence.PREDICTED
+    evidence = Evidence.MEASURED if known <= {Evidence.MEASURED, Evidence.EXACT} else Evidence.PREDICTED
     return (usable, *taken, Term("pool", left, "what is left for the cache", evidence))
 
 
@@ -147,6 +155,9 @@ def _weights(model: ModelSpec, setup: Setup) -> Term:
     return Term("weights", -(-model.weight_bytes // ranks), f"of the model's {source}{split}", model.weight_evidence)
 
 
-def _activations(model: ModelSpec, setup: Setup, batched_tokens: int) -> Term:
-    size = activation_bytes(model, min(setup.context_tokens, batched_tokens)) // setup.tensor_parallel
-    return Term("activations", size, "of one forward pass", Evidence.PREDICTED)
+def _activations(model: ModelSpec, setup: Setup, batched_tokens: int, *, logits: bool) -> Term:
+    tokens = min(setup.context_tokens, batched_tokens)
+    size, formula = activation_bytes(model, tokens), "of one forward pass"
+    if logits:
+        size, formula = size + 4 * tokens * model.vocab_size, f"{formula}, with the logits of its {tokens} tokens"
+    return Term("activations", size // setup.tensor_parallel, formula, Evidence.PREDICTED)

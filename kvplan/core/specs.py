@@ -135,6 +135,19 @@ class LayerSpec:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class StatedCache:
+    """What a checkpoint says that its cache is to be quantized to.
+
+    Attributes:
+        format: By kvplan's name, such as fp8_e4m3.
+        library: The one that quantized it, as `quant_method` names it: modelopt or compressed-tensors.
+    """
+
+    format: str
+    library: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSpec:
     """What kvplan needs to know of a model.
 
@@ -151,6 +164,8 @@ class ModelSpec:
         weights_unknown: Why nothing tells them; empty where something does.
         parameters: Number of parameters; None where nothing tells it.
         float_type: The 16-bit type that the model runs and caches in.
+        stated_cache: What the checkpoint says of the cache; None where it says nothing. Some engines take it for their
+            default, kvplan's runtime does not.
         draft_layers: What layers for multi-token prediction cache where they draft; no part of `layers`.
         draft_weight_bytes: Bytes of their weights beside those that they share with the model, no part of
             weight_bytes where that is predicted; None where unknown.
@@ -170,6 +185,7 @@ class ModelSpec:
     weights_unknown: str = ""
     parameters: int | None = None
     float_type: FloatType = FloatType.BF16
+    stated_cache: StatedCache | None = None
     draft_layers: tuple[LayerSpec, ...] = ()
     draft_weight_bytes: int | None = None
 

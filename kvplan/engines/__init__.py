@@ -71,7 +71,7 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
     remarks = check_setup(engine.title, engine.limits, setup)
     try:
         remarks += engine.check_model(model, setup)
-        return _remarked(engine.allocate(model, format_name, setup), remarks)
+        return _remarked(engine.allocate(model, engine.format_name(model, format_name), setup), remarks)
     except UnsupportedFormatError as error:
         others = engines_with(format_name, engine)
         if not others or engine.has_format(format_name):  # what it refuses is this model in it

@@ -14,12 +14,10 @@ from kvplan.engines.logs import LogFacts, Measured, Printed, Verdict
 from kvplan.errors import NotComparableError
 
 
-def calibrated_setup(facts: LogFacts, asked: Setup) -> Setup:
-    """Return *asked* with what it leaves open as the log says it."""
-    default = Setup(context_tokens=0)
-    names = [field.name for field in fields(Setup)]
-    open_ = [name for name in names if getattr(asked, name) == getattr(default, name)]
-    return replace(asked, **{name: getattr(facts.setup, name) for name in open_})
+def calibrated_setup(facts: LogFacts, asked: Setup, said: frozenset[str]) -> Setup:
+    """Return *asked* with what was not *said*, by the names of its fields, as the log has it."""
+    left_open = [field.name for field in fields(Setup) if field.name not in said]
+    return replace(asked, **{name: getattr(facts.setup, name) for name in left_open})
 
 
 def check_model(facts: LogFacts, model: ModelSpec) -> None:
@@ -96,12 +94,13 @@ def _ranks(setup: Setup) -> int:
 
 
 def _term(name: str, figure: Printed) -> Term:
-    return Term(name, figure.value, f"line {figure.line} of the log: {figure.text}", Evidence.MEASURED)
+    evidence = Evidence.MEASURED if figure.value else Evidence.EXACT  # nothing is a rule of the engine's
+    return Term(name, figure.value, f"line {figure.line} of the log: {figure.text}", evidence)
 
 
 def _scaled(term: Term, then: int | None, now: int | None, what: str, *, inverse: bool = False) -> Term:
     """Return *term* as it would be with *now* of what it was measured with *then* of."""
-    if then is None or now is None or then == now:
+    if then is None or now is None or then == now or not term.bytes:
         return term
     factor = then / now if inverse else now / then
     formula = f"{term.formula}, with {then} {what}, scaled to {now}"

@@ -1,9 +1,9 @@
 """What kvplan knows of an engine: how it allocates, what it caches in, how it is started."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from kvplan.core.allocation import Allocation, CachePart, Setup
 from kvplan.core.packing import EngineFormat, Packing
@@ -13,6 +13,10 @@ from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, Unsuppo
 
 if TYPE_CHECKING:
     from kvplan.engines.logs import Finding, Line, LogFacts
+
+
+AUTO: Final = "auto"
+"""The engine's own default for a model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,6 +70,19 @@ def no_remarks(model: ModelSpec, setup: Setup) -> tuple[str, ...]:
     return ()
 
 
+def stated_type(known: Mapping[str, Mapping[str, str]]) -> Callable[[ModelSpec], str]:
+    """Return what an engine caches a model in that takes the checkpoint's word for it.
+
+    *known* has, for each library whose word it takes, the engine's own name of a format by kvplan's.
+    """
+
+    def default(model: ModelSpec) -> str:
+        stated = model.stated_cache
+        return run_type(model) if stated is None else known.get(stated.library, {}).get(stated.format, run_type(model))
+
+    return default
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
     """One engine.
@@ -108,10 +125,14 @@ class Engine:
             return model
         return replace(model, weight_bytes=model.stored_weight_bytes)
 
+    def format_name(self, model: ModelSpec, name: str) -> str:
+        """Return the format that *name* asks for: `auto` is the model's default, any other is itself."""
+        return self.default_format(model) if name.removeprefix(f"{self.name}:") == AUTO else name
+
     def has_format(self, name: str) -> bool:
         """Whether it caches in the format of a name of its own, or in one that stores the same bits."""
         key, slash, value = name.removeprefix(f"{self.name}:").partition("/")
-        words = {word for form in self.formats for word in form.names}
+        words = {word for form in self.formats for word in form.names} | ({AUTO} if self.formats else set())
         return key in words and (not slash or (self.pairs and value in words))
 
     def read_log(self, lines: "Sequence[Line]") -> "LogFacts | None":

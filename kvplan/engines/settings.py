@@ -14,7 +14,7 @@ from kvplan.core.settings import Setting
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Search, Workload
 from kvplan.engines import allocate, engines_with, having
-from kvplan.engines.engine import Engine
+from kvplan.engines.engine import Engine, run_type
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.layout import Order
 
@@ -41,7 +41,7 @@ def engine_settings(
             form = _named(engine, name)
             made = [_setting(engine, form, model, workload, block, device) for block in _block_sizes(workload)]
         except UnsupportedFormatError as error:
-            if asked or name == engine.default_format(model):  # else nobody asked for it
+            if asked or name == engine.default_format(model):  # else it was not asked for
                 refused.append((name, str(error)))
             continue
         try:
@@ -54,11 +54,15 @@ def engine_settings(
 
 
 def _names(engine: Engine, workload: Workload, model: ModelSpec) -> Sequence[str]:
-    own = engine.default_format(model)
+    """Return the formats to try: an unquantized one, the engine's default, and those of the search."""
+    run, own = run_type(model), engine.default_format(model)
+    plain = [form.name for form in engine.formats if not form.quantized]
+    sixteen = own if own in plain or run not in plain else run
     if workload.search.formats != Search().formats:
-        return tuple(dict.fromkeys((own, *workload.search.formats)))
-    unlike = {"bf16", "fp16"} - {own}  # the other 16-bit type takes the same room
-    return tuple(dict.fromkeys((own, *(form.name for form in engine.formats if form.name not in unlike))))
+        asked = [engine.format_name(model, name) for name in workload.search.formats]
+        return tuple(dict.fromkeys((sixteen, own, *asked)))
+    others = [form.name for form in engine.formats if form.quantized]  # other 16-bit types take the same room
+    return tuple(dict.fromkeys((sixteen, own, *others)))
 
 
 def _named(engine: Engine, name: str) -> EngineFormat:

@@ -2,10 +2,10 @@
 
 from typing import Final
 
-from kvplan.engines.engine import Engine, run_type
+from kvplan.engines.engine import Engine
 from kvplan.engines.limits import Limits
 from kvplan.engines.sglang import NAME, OLDEST, RULES, STATE_BITS, STRATEGIES, allocate, launch
-from kvplan.engines.sglang_formats import FORMATS
+from kvplan.engines.sglang_formats import FORMATS, default_format
 from kvplan.engines.sglang_models import check_model
 
 LIMITS: Final = Limits(
@@ -20,7 +20,7 @@ LIMITS: Final = Limits(
 )  # fmt: skip
 
 ENGINE: Final = Engine(
-    name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS, default_format=run_type,
-    limits=LIMITS, check_model=check_model,
+    name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
+    default_format=default_format, limits=LIMITS, check_model=check_model,
     logs=("kvplan.engines.sglang_log", "kvplan.engines.sglang_explain"),
 )  # fmt: skip

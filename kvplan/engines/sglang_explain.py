@@ -7,9 +7,9 @@ from typing import Final
 from kvplan.core.allocation import CacheGroup, CachePart, Setup
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.checks import GIB, Bands, Check, Choice, best_case, exact, judge, settings, unchecked
-from kvplan.engines.engine import run_type
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 from kvplan.engines.sglang import OLDEST, allocate_stages, key_share, state_slots
+from kvplan.engines.sglang_formats import default_format
 from kvplan.engines.sglang_log import DRAFTED, REQUESTS, STATIC, first_of_ranks
 from kvplan.engines.sglang_pools import TokenPools
 from kvplan.errors import KvplanError
@@ -219,7 +219,7 @@ def _case(model: ModelSpec, form: str, setup: Setup) -> _Case:
 def _formats(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     if facts.format:
         return [("", {"format": facts.format})]
-    own = run_type(model)
+    own = default_format(model)
     return [("", {"format": own}), ("the cache is in 8 bits", {"format": "fp8_e4m3"})]
 
 

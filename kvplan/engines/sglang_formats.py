@@ -8,6 +8,7 @@ the devices in `srt/arg_groups/kv_cache_hook.py`.
 from typing import Final
 
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
+from kvplan.engines.engine import stated_type
 
 _CHOICES: Final = "srt/arg_groups/fields/model.py, kv_cache_dtype, sglang 0.5.23, 2026-10-30"
 _POOLS: Final = "srt/mem_cache/memory_pool.py and srt/arg_groups/kv_cache_hook.py, sglang 0.5.23, 2026-10-30"
@@ -22,7 +23,7 @@ _BLACKWELL: Final = "block-scaled operands are Blackwell's"
 
 FORMATS: Final = (
     EngineFormat(
-        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("auto", "bfloat16"), since="0.1",
+        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("bfloat16",), since="0.1",
         source=_CHOICES,
     ),
     EngineFormat(
@@ -44,3 +45,7 @@ FORMATS: Final = (
         name="fp4_mx_block16", key=_FP4, value=_FP4, latent=_FP4, aliases=("fp4_e2m1",), since="0.5.5", source=_POOLS,
     ),
 )  # fmt: skip
+
+default_format: Final = stated_type({"modelopt": {"fp8_e4m3": "fp8_e4m3"}})
+"""What `auto` is (sglang `kv_cache_dtype.py`, `configure_kv_cache_dtype`, main of 2026-11): FP8 that Model Optimizer's
+checkpoints name, else the run's type."""

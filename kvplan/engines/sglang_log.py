@@ -192,7 +192,8 @@ def _measured(figures: dict[str, tuple[Printed, ...]], setup: Setup) -> Measured
     part = usable(least("before_load"), setup)
     return Measured(
         usable=part,
-        activations=part and replace(part, value=0.0, low=0.0, high=0.0, text="none: they are in the rest"),
+        activations=part
+        and replace(part, value=0.0, low=0.0, high=0.0, text="none of it: they are in what mem-fraction-static leaves"),
         weights=max(first_of_ranks(weights), key=lambda figure: figure.value, default=None),
         graphs=figures["graphs"][-1] if "graphs" in figures else None,
         graphs_within="captured_tokens" in figures,

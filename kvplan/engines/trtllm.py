@@ -37,6 +37,7 @@ from kvplan.engines.engine import (
     rank_heads,
     refuse_layer,
     state_parts,
+    stated_type,
 )
 from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div
@@ -63,7 +64,7 @@ _BYTE: Final = Packing(bits=8)
 _NVFP4: Final = Packing(bits=4, group_elements=16, group_bits=8)
 FORMATS: Final = (
     EngineFormat(
-        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("auto", "bfloat16"), since="0.5", source=_KV,
+        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("bfloat16",), since="0.5", source=_KV,
     ),
     EngineFormat(
         name="fp16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("float16",), since="0.5", source=_KV,
@@ -385,3 +386,13 @@ def launch(setting: Launch) -> LaunchText:
         file_name="trtllm.yaml",
         file_text=(_OF_CHECKPOINT if form in _RUN_TYPES else "") + yaml_text({**values, "kv_cache_config": cache}),
     )
+
+
+default_format: Final = stated_type(
+    {
+        "modelopt": {"fp8_e4m3": "fp8", "nvfp4": "nvfp4", "int8": "int8"},
+        "compressed-tensors": {"fp8_e4m3": "fp8"},
+    }
+)
+"""What `auto` is: what the checkpoint says, else the run's type (NVIDIA/TensorRT-LLM
+tensorrt_llm/_torch/model_config.py, main of 2026-11)."""

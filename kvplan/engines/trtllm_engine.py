@@ -2,9 +2,20 @@
 
 from typing import Final
 
-from kvplan.engines.engine import Engine, run_type
+from kvplan.engines.engine import Engine
 from kvplan.engines.limits import Limits
-from kvplan.engines.trtllm import ATTENTION_DP, FORMATS, NAME, RULES, STATE_BITS, STATE_TYPE, WINDOWS, allocate, launch
+from kvplan.engines.trtllm import (
+    ATTENTION_DP,
+    FORMATS,
+    NAME,
+    RULES,
+    STATE_BITS,
+    STATE_TYPE,
+    WINDOWS,
+    allocate,
+    default_format,
+    launch,
+)
 from kvplan.engines.trtllm_models import check_model
 
 LIMITS: Final = Limits(
@@ -18,6 +29,6 @@ LIMITS: Final = Limits(
 
 ENGINE: Final = Engine(
     name=NAME, title="TensorRT-LLM", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type, limits=LIMITS, check_model=check_model,
+    default_format=default_format, limits=LIMITS, check_model=check_model,
     logs=("kvplan.engines.trtllm_log", "kvplan.engines.trtllm_explain"),
 )  # fmt: skip

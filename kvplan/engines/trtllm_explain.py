@@ -6,9 +6,8 @@ from typing import Final
 
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.checks import GIB, Bands, Check, Choice, best_case, judge, settings, unchecked
-from kvplan.engines.engine import run_type
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
-from kvplan.engines.trtllm import ATTENTION_DP, STATE_TYPE, WINDOWS, WindowPools, allocate
+from kvplan.engines.trtllm import ATTENTION_DP, STATE_TYPE, WINDOWS, WindowPools, allocate, default_format
 from kvplan.engines.trtllm_log import FRACTION, fraction
 from kvplan.errors import KvplanError
 from kvplan_kernels.layout import ceil_div
@@ -187,7 +186,7 @@ def _formats(facts: LogFacts, model: ModelSpec) -> list[Choice]:
     if facts.format:
         return [("", {"format": facts.format})]
     return [
-        ("", {"format": run_type(model)}), ("the cache is in 8 bits", {"format": "fp8"}),
+        ("", {"format": default_format(model)}), ("the cache is in 8 bits", {"format": "fp8"}),
         ("the cache is in 4 bits", {"format": "nvfp4"}),
     ]  # fmt: skip
 

@@ -27,7 +27,7 @@ from kvplan.engines.engine import (
     rank_elements,
     rank_heads,
     refuse_layer,
-    run_type,
+    stated_type,
 )
 from kvplan.engines.vllm_compressed import allocate_compressed, is_compressed
 from kvplan.engines.vllm_formats import BOUNDARY_LAYERS, FORMATS, SPARSE_LATENT
@@ -201,9 +201,17 @@ def in_flight_tokens(setup: Setup) -> int:
     return batches * (setup.max_batched_tokens or BATCHED_TOKENS)
 
 
+_SPARSE_NAMES: Final = (SPARSE_LATENT, "fp8_e4m3")
+"""Two names for one layout (vllm `v1/attention/backends/mla/flashmla_sparse.py`)."""
+
+
 def _latent_page(model: ModelSpec, layer: LayerSpec, form: EngineFormat, setup: Setup, block_tokens: int) -> _Page:
     """Return the page of a latent vector, which every rank holds whole."""
     sparse = form.quantized and any(other.sides for other in model.layers)  # read in 8 bits by a layout of its own
+    if sparse and form.name not in _SPARSE_NAMES:
+        raise UnsupportedFormatError(
+            f"{NAME} has no cache for sparse attention in {form.name}", hint=f"use bf16 or {SPARSE_LATENT}"
+        )
     stored = (find_format(NAME, FORMATS, SPARSE_LATENT) if sparse else form).latent_bytes(
         layer.head_dim, layer.rope_dim
     )
@@ -385,6 +393,18 @@ _FLAG_VALUES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def default_format(model: ModelSpec) -> str:
-    """Return what `auto` is: 8 bits for sparse attention (vllm `models/config.py`), else the run's type."""
+    """Return what `auto` is: 8 bits for sparse attention, else what the checkpoint says, else the run's type.
+
+    So vllm `models/config.py`, and `resolve_kv_cache_dtype_string` of `utils/torch_utils.py` for Model Optimizer's
+    checkpoints; `model_executor/layers/attention/attention.py` for those of compressed-tensors.
+    """
     sparse = any(layer.sides for layer in model.layers)
-    return SPARSE_LATENT if sparse else run_type(model)
+    return SPARSE_LATENT if sparse else _STATED(model)
+
+
+_STATED: Final = stated_type(
+    {
+        "modelopt": {"fp8_e4m3": "fp8_e4m3", "nvfp4": "nvfp4"},
+        "compressed-tensors": {"fp8_e4m3": "fp8_e4m3"},
+    }
+)

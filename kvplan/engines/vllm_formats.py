@@ -30,7 +30,7 @@ def _turboquant(name: str, key: Packing, value: Packing) -> EngineFormat:
 
 FORMATS: Final = (
     EngineFormat(
-        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("auto", "bfloat16"), since="0.1",
+        name="bf16", key=BITS_16, value=BITS_16, latent=BITS_16, aliases=("bfloat16",), since="0.1",
         source=_CACHE,
     ),
     EngineFormat(

@@ -98,9 +98,10 @@ def _whole(value: Any) -> Any:
 
 
 def _size(size: CacheSize) -> dict[str, object]:
+    capacity = size.capacity and {**plain(size.capacity), "evidence": size.pool_evidence}
     parts = {
         "logical": size.logical, "allocated": size.allocated,
-        "terms": size.terms, "beside": size.beside, "capacity": size.capacity, "memory": size.pool,
+        "terms": size.terms, "beside": size.beside, "capacity": capacity, "memory": size.pool,
         "notes": size.notes, "reason": size.reason,
     }  # fmt: skip
     return {

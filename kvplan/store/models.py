@@ -12,6 +12,7 @@ from kvplan.errors import InputError, MissingPartError, UnsupportedModelError
 from kvplan.store.configs import Geometry, read_geometry
 from kvplan.store.files import JSON_BYTES_MAX, decode_object, read_file
 from kvplan.store.safetensors import SafetensorsHeader, StoredTensor, read_safetensors_header
+from kvplan.store.stated_cache import read_stated_cache
 from kvplan_kernels.format import FloatType
 
 DEMO: Final = "demo"
@@ -155,7 +156,8 @@ def _from_config(name: str, path: Path, *, predicted: bool) -> ModelSpec:
     digest = sha256(data)
     for header in headers:
         digest.update(header.header_bytes)
-    spec = _spec(name, geometry, digest.hexdigest())
+    stated = read_stated_cache({**_beside(path), **config}, str(path))
+    spec = replace(_spec(name, geometry, digest.hexdigest()), stated_cache=stated)
     if not headers and not predicted:
         return replace(spec, weights_unknown="they were not asked for")
     if not headers:

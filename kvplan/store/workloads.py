@@ -212,6 +212,7 @@ def _document(workload: Workload) -> dict[str, Any]:
         if (workload.tensor_parallel, workload.pipeline_parallel) != (1, 1)
         else None,
         "engine": workload.engine,
+        "max_batched_tokens": workload.max_batched_tokens,
         "arrival": {"rate_per_s": workload.arrival.rate_per_s, "burstiness": workload.arrival.burstiness}
         if workload.arrival
         else None,
@@ -223,7 +224,6 @@ def _document(workload: Workload) -> dict[str, Any]:
         "device": workload.device,
         "memory_utilization": _share(workload.memory_utilization),
         "weights": workload.weights,
-        "max_batched_tokens": workload.max_batched_tokens,
         "prefix_caching": workload.prefix_caching,
         "prefill": str(workload.prefill),
         **{key: value for key, value in optional.items() if value is not None},

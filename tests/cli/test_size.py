@@ -154,6 +154,12 @@ INFO the current vLLM instance can use total_gpu_memory (24.00GiB) x gpu_memory_
 INFO model weights take 8.00GiB; non_torch_memory takes 0.10GiB; PyTorch activation peak memory takes 1.50GiB; the rest
 """
 
+SGLANG_LOG = """server_args=ServerArgs(model_path='x', kv_cache_dtype='auto', mem_fraction_static=0.82, \
+page_size=1, tp_size=1, chunked_prefill_size=2048)
+Load weight begin. avail mem=78.68 GB
+Load weight end. elapsed=605.50 s, type=LlamaForCausalLM, dtype=torch.bfloat16, avail mem=63.38 GB, mem usage=15.00 GB.
+"""
+
 
 def test_a_log_tells_what_only_a_run_can(run: Any, config: Path, tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
@@ -167,7 +173,42 @@ def test_a_log_tells_what_only_a_run_can(run: Any, config: Path, tmp_path: Path)
         "beside tensors": (0.1, "measured"), "pool": (12.0, "measured"),
     }  # fmt: skip
     assert result["capacity"]["blocks"] == 12 * 2**30 // (16 * 2 * 8 * 128 * 16)
+    assert result["capacity"]["evidence"] == "measured"
     assert "beside tensors" in run("size", config, "--measured", log).out
+
+
+def test_what_is_said_beside_a_log_wins_be_it_the_default(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text(LOG.replace("tensor_parallel_size=1", "tensor_parallel_size=2, max_num_seqs=64"))
+    results = [
+        json.loads(run("size", config, "--measured", log, *more, "--json").out)["results"][0]
+        for more in ([], ["--tp", 1], ["--kv-memory", "1GiB"])
+    ]
+    assert [result["tp"] for result in results] == [2, 1, 2]
+    weights = [[term["bytes"] for term in result.get("memory", []) if term["name"] == "weights"] for result in results]
+    assert weights == [[8 * 2**30], [16 * 2**30], []]
+    assert results[2]["capacity"] == {
+        **results[2]["capacity"], "blocks": 2**30 // (16 * 2 * 4 * 128 * 16), "evidence": "exact",
+    }  # fmt: skip
+
+
+def test_sglangs_activations_take_nothing_of_its_pool(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "sglang.log"
+    log.write_text(SGLANG_LOG)
+    (result,) = json.loads(run("size", config, "--measured", log, "--max-batched-tokens", 16384, "--json").out)[
+        "results"
+    ]
+    memory = {term["name"]: (round(term["bytes"] / 2**30, 2), term["evidence"]) for term in result["memory"]}
+    assert memory["activations"] == (0.0, "exact")
+    assert memory["pool"] == (49.52, "measured")
+
+
+def test_what_fits_by_prediction_says_so(run: Any, config: Path) -> None:
+    answer = run("size", config, "--memory", "80GiB", "--json")
+    (result,) = json.loads(answer.out)["results"]
+    assert (result["evidence"], result["capacity"]["evidence"]) == ("exact", "predicted")
+    assert "vLLM's rule" in run("size", config, "--memory", "80GiB", "--engine", "sglang").out
+    assert "vLLM's rule" not in run("size", config, "--memory", "80GiB", "--engine", "vllm").out
 
 
 def test_a_log_of_another_engine_is_refused(run: Any, config: Path, tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ CUDAGraph memory.
 def test_the_same_setting_has_the_terms_that_were_measured() -> None:
     facts = read_log(ONE_RANK)
     assert facts is not None
-    setup = calibrated_setup(facts, Setup(context_tokens=0))
+    setup = calibrated_setup(facts, Setup(context_tokens=0), frozenset())
     assert (setup.context_tokens, setup.max_batched_tokens, setup.version) == (16000, 8192, (0, 11, 0))
     terms = measured_terms(facts, setup)
     assert {term.evidence for term in terms.values()} == {Evidence.MEASURED}
@@ -38,7 +38,9 @@ def test_two_ranks_are_predicted_from_one() -> None:
     """The run on two ranks printed 34.49 GiB: weights 30.59, activations 5.64, 0.54 beside tensors."""
     facts = read_log(ONE_RANK)
     assert facts is not None
-    terms = measured_terms(facts, calibrated_setup(facts, Setup(context_tokens=0, tensor_parallel=2)))
+    terms = measured_terms(
+        facts, calibrated_setup(facts, Setup(context_tokens=0, tensor_parallel=2), frozenset({"tensor_parallel"}))
+    )
     assert terms["weights"].evidence is Evidence.PREDICTED
     assert terms["weights"].bytes / GIB == pytest.approx(30.59, rel=0.005)
     left = terms["usable"].bytes - sum(terms[name].bytes for name in ("weights", "activations", "beside tensors"))
@@ -48,7 +50,10 @@ def test_two_ranks_are_predicted_from_one() -> None:
 def test_fewer_tokens_a_batch_take_smaller_activations() -> None:
     facts = read_log(ONE_RANK)
     assert facts is not None
-    terms = measured_terms(facts, calibrated_setup(facts, Setup(context_tokens=0, max_batched_tokens=2048)))
+    terms = measured_terms(
+        facts,
+        calibrated_setup(facts, Setup(context_tokens=0, max_batched_tokens=2048), frozenset({"max_batched_tokens"})),
+    )
     assert terms["activations"].bytes == pytest.approx(5.64 * GIB / 4, rel=0.001)
     assert terms["activations"].evidence is Evidence.PREDICTED
 

@@ -53,8 +53,13 @@ def test_python_files_hold_what_the_engine_reads() -> None:
     assert compile(launched("lmdeploy", "a'b").file_text, "config", "exec")
 
 
-@given(st.dictionaries(st.text("abc-", min_size=1), st.text() | st.integers() | st.booleans(), max_size=4))
+NAMES = st.text("abc", min_size=1).map("x".__add__)
+TEXTS = st.text() | st.sampled_from(["yes", "No", "null", "1e3", "~", ".5", "0x1", "a: b", "a #b", "\x85", "1:20"])
+
+
+@given(st.dictionaries(NAMES, TEXTS | st.integers() | st.booleans(), min_size=1, max_size=4))
 def test_what_is_written_is_what_is_read(values: dict[str, Any]) -> None:
     assert yaml.safe_load(yaml_text(values)) == values
+    assert yaml.safe_load(yaml_text({"outer": values, "last": 1})) == {"outer": values, "last": 1}
     named = [word for name, value in values.items() for word in (f"--{name}", str(value))]
     assert shlex.split(shell_line([], values)) == named

@@ -159,7 +159,7 @@ def test_the_first_stages_have_one_layer_more_and_the_last_those_that_draft(spec
 
 @pytest.mark.parametrize(
     ("form", "bytes_a_token"),
-    [("auto", 131072), ("trtllm:fp8", 65536), ("fp8_e4m3", 65536), ("nvfp4", 32 * 8 * 2 * (64 + 8))],
+    [("bfloat16", 131072), ("trtllm:fp8", 65536), ("fp8_e4m3", 65536), ("nvfp4", 32 * 8 * 2 * (64 + 8))],
 )
 def test_formats_take_what_the_pools_take(spec: Any, form: str, bytes_a_token: int) -> None:
     assert allocate(spec(**LLAMA_8B), form, Setup(context_tokens=64)).growth_bytes(64) == bytes_a_token

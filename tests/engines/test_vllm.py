@@ -167,7 +167,7 @@ def test_heads_are_repeated_where_there_are_more_ranks(spec: Any) -> None:
 @pytest.mark.parametrize(
     ("form", "bytes_a_token"),
     [
-        ("fp8", 65536), ("fp8_e4m3", 65536), ("vllm:fp8_e5m2", 65536), ("auto", 131072),
+        ("fp8", 65536), ("fp8_e4m3", 65536), ("vllm:fp8_e5m2", 65536), ("bfloat16", 131072),
         ("int8_per_token_head", 32 * 8 * 2 * (128 + 4)), ("int4_per_token_head", 32 * 8 * 2 * (64 + 4)),
         ("nvfp4", 32 * 8 * 2 * (64 + 8)),
         # 28 layers compressed to 134 bytes of K and V a head, the first and last two in 16 bits

@@ -43,6 +43,7 @@ def main() -> None:
         run("recommend", str(workload), "--json")
         run("recommend", str(Path(folder, "none.yaml")), status=2)
         run("profile", "demo", "-o", str(Path(folder, "p.json")), status=3)
+        run("quality", "demo", status=3)
     sys.stdout.write("the wheel starts without torch: ok\n")
 
 
