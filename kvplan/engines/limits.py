@@ -33,6 +33,12 @@ class Limits:
     power_of_2: bool = False
     unused: Mapping[str, str] = field(default_factory=dict)
 
+    def counted(self, version: Release | None) -> Release | None:
+        """Return the release whose rules count *version*: the newest known one for what is newer."""
+        if version is None or (self.builds and len(version) == 1):
+            return version
+        return version if version[: len(self.newest)] <= self.newest else self.newest
+
 
 def check_setup(engine: str, limits: Limits, setup: Setup) -> tuple[str, ...]:
     """Return what to know of how *engine* takes *setup*.
@@ -89,14 +95,13 @@ def _check_release(engine: str, limits: Limits, version: Release) -> tuple[str, 
     if not limits.newest:
         message = f"{engine} has no releases whose rules differ"
         raise UnsupportedSettingError(message, where="--engine-version", hint="leave it out")
-    if limits.builds and len(version) == 1:
-        return ()
+    counted = limits.counted(version)
     if version < limits.oldest:
         message = f"how {engine} {release(version)} allocates is not known here"
         raise UnsupportedSettingError(
             message, where="--engine-version", hint=f"{release(limits.oldest)} to {release(limits.newest)} are known"
         )
-    if version[: len(limits.newest)] <= limits.newest:
+    if counted == version:
         return ()
     newest = release(limits.newest)
     return (f"{engine} {release(version)} is counted by the rules of {newest}, the newest that are known here",)

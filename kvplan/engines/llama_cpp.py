@@ -7,6 +7,7 @@ number of slots of one's own gives each a buffer of its own, unless they are uni
 with their windows and one batch more. States are float32, one for each slot, those of convolutions too.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -344,21 +345,21 @@ def _device(
     caches: dict[tuple[str, int | None, bool], CellCache] = {}
     layers = [model.layers[index] for index in indexes if index < len(model.layers)]
     drafting = [model.draft_layers[index - len(model.layers)] for index in indexes if index >= len(model.layers)]
-    for made in [
-        *(_caches(model, layer, key, value, setup) for layer in layers),
-        *(_draft_caches(layer, key, value) for layer in drafting),
+    alike = Counter(layers)  # most layers are
+    for made, count in [
+        *((_caches(model, layer, key, value, setup), count) for layer, count in alike.items()),
+        *((_draft_caches(layer, key, value), count) for layer, count in Counter(drafting).items()),
     ]:
         for cache in made:
             kind = (cache.name, cache.window_tokens, cache.window_kept)
-            held = caches.get(kind)
-            caches[kind] = cache if held is None else _joined(held, cache)
-    states = [state for layer in layers for state in layer.states]
+            caches[kind] = _joined(caches.get(kind), cache, count)
+    states = [(state, count) for layer, count in alike.items() for state in layer.states]
     rows = 1 + (setup.draft_tokens if keeps_states_of_drafts(model) else 0)
     return BufferAllocation(
         caches=tuple(caches.values()),
         state_layers=sum(bool(layer.states) for layer in layers),
-        state_bytes=rows * sum(state.elements * _STATE_BITS // 8 for state in states),
-        state_logical_bytes=sum(state.nbytes for state in states),
+        state_bytes=rows * sum(count * (state.elements * _STATE_BITS // 8) for state, count in states),
+        state_logical_bytes=sum(count * state.nbytes for state, count in states),
         states=rows,
         slots=slots,
         setup=setup,
@@ -366,12 +367,13 @@ def _device(
     )
 
 
-def _joined(one: CellCache, other: CellCache) -> CellCache:
+def _joined(held: CellCache | None, other: CellCache, count: int) -> CellCache:
+    """Return *held* with *count* layers more, each as *other*."""
     return replace(
-        one,
-        layers=one.layers + other.layers,
-        cell_bytes=one.cell_bytes + other.cell_bytes,
-        logical_bytes=one.logical_bytes + other.logical_bytes,
+        other,
+        layers=count + (held.layers if held else 0),
+        cell_bytes=count * other.cell_bytes + (held.cell_bytes if held else 0),
+        logical_bytes=count * other.logical_bytes + (held.logical_bytes if held else 0),
     )
 
 

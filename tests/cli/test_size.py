@@ -259,6 +259,12 @@ def test_what_the_user_knows_of_the_memory_is_taken_off(run: Any, config: Path) 
     assert (alone.status, alone.err.count("\n")) == (2, 1)
 
 
+def test_a_release_that_is_not_known_is_not_said_to_be_counted(run: Any, config: Path) -> None:
+    shown = run("size", config, "--engine", "vllm", "--engine-version", "99999").out
+    assert "as vLLM 0.29 allocates" in shown
+    assert "99999 is counted by the rules of 0.29" in " ".join(shown.split())
+
+
 def test_a_setting_that_one_engine_does_not_take_is_an_answer_beside_others(run: Any, config: Path) -> None:
     answer = run("size", config, "--tp", 2, "--engine", "vllm", "--engine", "llama.cpp", "--json")
     vllm, llama = json.loads(answer.out)["results"]
