@@ -4,9 +4,10 @@ from typing import Final
 
 from kvplan.engines.engine import Engine
 from kvplan.engines.limits import Limits
-from kvplan.engines.llama_cpp import NAME, RULES, SWA_FULL, UNIFIED, allocate, default_format, launch
+from kvplan.engines.llama_cpp import RULES, SWA_FULL, UNIFIED, allocate, default_format
 from kvplan.engines.llama_cpp_devices import GPU_LAYERS, NO_OFFLOAD, TENSOR_SPLIT
-from kvplan.engines.llama_cpp_formats import FORMATS
+from kvplan.engines.llama_cpp_formats import FORMATS, NAME
+from kvplan.engines.llama_cpp_launch import launch
 
 LIMITS: Final = Limits(
     oldest=(0, 5), newest=(0, 5), builds=True, unused={"block_tokens": "keeps cells and has no blocks"},

@@ -14,17 +14,17 @@ from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Setup
 from kvplan.engines import ENGINES
 from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
-from kvplan.engines.llama_cpp import (
+from kvplan.engines.llama_cpp import allocate
+from kvplan.engines.llama_cpp_buffers import (
     DRAFT_TYPE,
     OTHER_SLOTS,
     OTHER_STATES,
     WIDE_STATES,
     WIDE_VALUES,
     BufferAllocation,
-    allocate,
-    launch,
-)  # fmt: skip
+)
 from kvplan.engines.llama_cpp_formats import FORMATS
+from kvplan.engines.llama_cpp_launch import launch
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 
 MIB = 1 << 20
