@@ -9,6 +9,7 @@ from kvplan.core.allocation import Allocation, Setup
 from kvplan.core.formats import read_format
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
+from kvplan.engines.limits import check_setup
 from kvplan.errors import InputError, UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -66,8 +67,6 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
         UnsupportedModelError: The engine does not run the model, or how it keeps what a layer caches is not known.
         UnsupportedSettingError: It does not take the setup: a release, an option, a block size, ranks or stages.
     """
-    from kvplan.engines.limits import check_setup
-
     remarks = check_setup(engine.title, engine.limits, setup)
     try:
         remarks += engine.check_model(model, setup)

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from typing import Final
 
 from kvplan.core.allocation import Setup
 from kvplan.errors import UnsupportedSettingError
 
 Release = tuple[int, ...]
+_FLAGS: Final = {"block_tokens": "--block-size", "draft_tokens": "--draft-tokens", "prefix_caching": "--prefix-caching"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,9 +57,6 @@ def check_setup(engine: str, limits: Limits, setup: Setup) -> tuple[str, ...]:
     if setup.block_tokens is not None:
         _check_block(engine, limits, setup.block_tokens)
     return () if setup.version is None else _check_release(engine, limits, setup.version)
-
-
-_FLAGS = {"block_tokens": "--block-size", "draft_tokens": "--draft-tokens", "prefix_caching": "--prefix-caching"}
 
 
 def _check_option(engine: str, options: Mapping[str, str], text: str) -> None:

@@ -224,8 +224,9 @@ def _part(model: ModelSpec, layer: LayerSpec, count: int, form: EngineFormat, se
 def _states(model: ModelSpec, setup: Setup) -> tuple[Counter[int], int, tuple[Term, ...]]:
     """Return the objects of a sequence's state, its logical bytes, and the terms between them.
 
-    Recurrent states have an object a layer in the type that the model runs in; all convolutions share one, and keep as
-    many inputs as they are long.
+    Recurrent states have an object a layer in the type that the model runs in, whatever the config says: less than the
+    geometry where that is float32 (state_dtype of lmdeploy/turbomind/turbomind.py, 0.16). All convolutions share one
+    object, and keep as many inputs as they are long.
     """
     objects: Counter[int] = Counter()
     inputs = logical = 0
@@ -244,7 +245,7 @@ def _states(model: ModelSpec, setup: Setup) -> tuple[Counter[int], int, tuple[Te
     if inputs:
         objects[inputs] += 1
     formulas = {
-        STATE_TYPE: f"recurrent states in the type the model runs in, or float32 by {FLOAT_STATES}",
+        STATE_TYPE: f"recurrent states in the type the model runs in, whatever the config says, or float32 by {FLOAT_STATES}",
         EXTRA_INPUT: "a convolution of k keeps k inputs, and its next step reads k - 1",
     }
     return objects, logical, tuple(Term(name, size, formulas[name]) for name, size in types.items() if size)

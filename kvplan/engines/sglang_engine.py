@@ -4,9 +4,12 @@ from typing import Final
 
 from kvplan.engines.engine import Engine
 from kvplan.engines.limits import Limits
-from kvplan.engines.sglang import NAME, OLDEST, RULES, STATE_BITS, STRATEGIES, allocate, launch
-from kvplan.engines.sglang_formats import FORMATS, default_format
+from kvplan.engines.sglang import OLDEST, RULES, allocate
+from kvplan.engines.sglang_formats import FORMATS, NAME, default_format
+from kvplan.engines.sglang_launch import launch
+from kvplan.engines.sglang_layers import STATE_BITS
 from kvplan.engines.sglang_models import check_model
+from kvplan.engines.sglang_options import STRATEGIES
 
 LIMITS: Final = Limits(
     oldest=OLDEST, newest=(0, 5, 23),

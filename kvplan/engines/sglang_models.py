@@ -67,6 +67,28 @@ _RUN: Final = frozenset({
 })  # fmt: skip
 
 
+WINDOW_CLASSES: Final = frozenset({
+    "BeamForCausalLM", "Gemma4ForCausalLM", "Gemma4ForConditionalGeneration", "Gemma4UnifiedForConditionalGeneration",
+    "GptOssForCausalLM", "GraniteMoeSWAForCausalLM", "GraniteSWAForCausalLM", "IQuestQ1ForCausalLM",
+    "InklingForConditionalGeneration", "LagunaForCausalLM", "Llama4ForConditionalGeneration", "MellumForCausalLM",
+    "MiMoV2FlashForCausalLM", "MiMoV2ForCausalLM", "MuseGlimmerForCausalLM", "MuseGlimmerForConditionalGeneration",
+    "Step3p5ForCausalLM", "Step3p7ForConditionalGeneration", "UnlimitedOCRForCausalLM",
+})  # fmt: skip
+"""Model classes whose windows have a pool of their own (srt/configs/model_config.py, is_hybrid_swa_model)."""
+STATE_CLASSES: Final = frozenset({
+    "BailingMoeV2_5ForCausalLM", "BailingMoeV3ForCausalLM", "BailingMoeV3VLForConditionalGeneration",
+    "FalconH1ForCausalLM", "FalconMambaForCausalLM", "GraniteMoeHybridForCausalLM", "KimiK3ForConditionalGeneration",
+    "KimiK3LinearForCausalLM", "KimiLinearForCausalLM", "Lfm2ForCausalLM", "Lfm2MoeForCausalLM",
+    "Lfm2VlForConditionalGeneration", "Mamba2ForCausalLM", "MambaForCausalLM", "NemotronHForCausalLM",
+    "NemotronHPuzzleForCausalLM", "Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration",
+})  # fmt: skip
+"""Model classes whose states SGLang pools (srt/configs/hybrid_arch.py)."""
+FEW_GROUPS: Final = {"FalconH1ForCausalLM": 1, "GraniteMoeHybridForCausalLM": 1, "Mamba2ForCausalLM": 1,
+                      "NemotronHForCausalLM": 8}  # fmt: skip
+"""Ranks up to which the groups of Mamba 2's convolution divide; beyond it SGLang repeats them on each rank."""
+
+
 def check_model(model: ModelSpec, setup: Setup) -> tuple[str, ...]:
     """Return what to know of how SGLang runs *model*.
 

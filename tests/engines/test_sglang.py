@@ -11,7 +11,8 @@ from kvplan.core.allocation import BEHIND_WINDOW, REPLICATED, SPARE, Setup
 from kvplan.engines import ENGINES
 from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
-from kvplan.engines.sglang import allocate, launch
+from kvplan.engines.sglang import allocate
+from kvplan.engines.sglang_launch import launch
 from kvplan.engines.sglang_pools import EMPTY_LAYERS
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 
