@@ -245,7 +245,7 @@ def _states(model: ModelSpec, setup: Setup) -> tuple[Counter[int], int, tuple[Te
     if inputs:
         objects[inputs] += 1
     formulas = {
-        STATE_TYPE: f"recurrent states in the type the model runs in, whatever the config says, or float32 by {FLOAT_STATES}",
+        STATE_TYPE: f"recurrent states in the model's own type whatever the config says, or float32 by {FLOAT_STATES}",
         EXTRA_INPUT: "a convolution of k keeps k inputs, and its next step reads k - 1",
     }
     return objects, logical, tuple(Term(name, size, formulas[name]) for name, size in types.items() if size)
