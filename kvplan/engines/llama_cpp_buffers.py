@@ -183,8 +183,10 @@ class BufferAllocation(Allocation):
 
     def server_bytes(self, tokens: int) -> float:
         """Return what all slots take."""
-        cells = sum(c.cells(self.slots, tokens) * c.cell_bytes for c in self.caches)
-        return float(self.slots.buffers * cells + self.slots.count * self.state_bytes)
+        cells = sum(
+            c.cells(self.slots, tokens) * c.cell_bytes.numerator / c.cell_bytes.denominator for c in self.caches
+        )
+        return self.slots.buffers * cells + self.slots.count * self.state_bytes
 
     def terms(self, tokens: int) -> tuple[Term, ...]:
         """Return the terms that are not nothing."""

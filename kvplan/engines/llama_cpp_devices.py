@@ -7,6 +7,7 @@ with the output as one layer more, the last `--gpu-layers` are on devices, split
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from math import ceil
 from typing import Final
 
 from kvplan.core.allocation import Setup
@@ -44,13 +45,14 @@ def placed(model: ModelSpec, setup: Setup) -> Placement:
     every = len(model.layers) + len(model.draft_layers) + 1
     on_devices = _gpu_layers(setup, every)
     first = every - on_devices
+    borders = [ceil(end * on_devices) for end in ends]
     devices: list[list[int]] = [[] for _ in ends]
     main_memory: list[int] = []
     for index in range(len(model.layers) + (len(model.draft_layers) if setup.draft_tokens else 0)):
         if index < first or NO_OFFLOAD in setup.options:
             main_memory.append(index)
         else:
-            devices[sum(end <= Fraction(index - first, on_devices) for end in ends)].append(index)
+            devices[sum(border <= index - first for border in borders)].append(index)
     return Placement(devices=tuple(map(tuple, devices)), main_memory=tuple(main_memory))
 
 
