@@ -55,6 +55,10 @@ class UnsupportedFormatError(KvplanError):
     status = ExitStatus.UNSUPPORTED
 
 
+class UnsupportedSettingError(InputError):
+    """A setting that one engine does not take and another may: beside others its refusal is an answer."""
+
+
 class NotComparableError(KvplanError):
     """Two measurements, or a measurement and a question, that say nothing about each other."""
 

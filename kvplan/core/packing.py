@@ -4,7 +4,6 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Final
 
-from kvplan_kernels.format import Axis, TensorFormat
 from kvplan_kernels.layout import ceil_div
 
 _METADATA_BITS: Final = 16
@@ -39,15 +38,6 @@ class Packing:
 
 
 BITS_16: Final = Packing(bits=16)
-
-
-def packing_of(tensor: TensorFormat) -> Packing | None:
-    """Return the packing of one of kvplan's formats; None where groups run over tokens."""
-    if not tensor.quantized:
-        return BITS_16
-    if tensor.axis is not Axis.TOKEN:
-        return None
-    return Packing(bits=tensor.bits, group_elements=tensor.group_size, group_bits=len(tensor.metadata) * _METADATA_BITS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,6 +1,7 @@
 """The engines that kvplan plans for, one module each."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import is_dataclass, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
@@ -8,6 +9,7 @@ from kvplan.core.allocation import Allocation, Setup
 from kvplan.core.formats import read_format
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine
+from kvplan.engines.limits import check_setup
 from kvplan.errors import InputError, UnsupportedFormatError
 
 if TYPE_CHECKING:
@@ -62,16 +64,23 @@ def allocate(engine: Engine, model: ModelSpec, format_name: str, setup: Setup) -
 
     Raises:
         UnsupportedFormatError: The engine has no such format; the message names those that have it.
-        UnsupportedModelError: How the engine keeps what a layer caches is not known.
-        InputError: Ranks or stages do not divide the model.
+        UnsupportedModelError: The engine does not run the model, or how it keeps what a layer caches is not known.
+        UnsupportedSettingError: It does not take the setup: a release, an option, a block size, ranks or stages.
     """
+    remarks = check_setup(engine.title, engine.limits, setup)
     try:
-        return engine.allocate(model, engine.format_name(model, format_name), setup)
+        remarks += engine.check_model(model, setup)
+        return _remarked(engine.allocate(model, engine.format_name(model, format_name), setup), remarks)
     except UnsupportedFormatError as error:
         others = engines_with(format_name, engine)
         if not others or engine.has_format(format_name):  # what it refuses is this model in it
             raise
         raise UnsupportedFormatError(error.message, where=error.where, hint=having(others)) from error
+
+
+def _remarked(allocation: Allocation, remarks: tuple[str, ...]) -> Allocation:
+    assert is_dataclass(allocation)
+    return replace(allocation, notes=(*allocation.notes, *remarks)) if remarks else allocation
 
 
 def read_log(text: str, name: str | None = None) -> "LogFacts | None":

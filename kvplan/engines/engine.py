@@ -1,14 +1,15 @@
 """What kvplan knows of an engine: how it allocates, what it caches in, how it is started."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from typing import TYPE_CHECKING, Final
 
-from kvplan.core.allocation import Allocation, Setup
+from kvplan.core.allocation import Allocation, CachePart, Setup
 from kvplan.core.packing import EngineFormat, Packing
-from kvplan.core.specs import LayerSpec, ModelSpec
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.core.specs import LayerSpec, ModelSpec, StateCache
+from kvplan.engines.limits import Limits
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 
 if TYPE_CHECKING:
     from kvplan.engines.logs import Finding, Line, LogFacts
@@ -64,6 +65,11 @@ def run_type(model: ModelSpec) -> str:
     return str(model.float_type)
 
 
+def no_remarks(model: ModelSpec, setup: Setup) -> tuple[str, ...]:
+    """Return what to know of how an engine runs a model: nothing where its allocator refuses what it does not run."""
+    return ()
+
+
 def stated_type(known: Mapping[str, Mapping[str, str]]) -> Callable[[ModelSpec], str]:
     """Return what an engine caches a model in that takes the checkpoint's word for it.
 
@@ -85,6 +91,8 @@ class Engine:
         title: As its makers write it.
         rules: The releases whose allocator is counted where none is named.
         formats: What it caches in, the first unquantized; empty where any of kvplan's formats will do.
+        limits: Releases, options and blocks that it takes.
+        check_model: Returns what to know of how it runs a model; raises UnsupportedModelError where it does not.
         default_format: Returns what a model is cached in where nothing is said.
         allocate: Returns the allocation of a model in the format of a name.
         launch: Returns how it is started.
@@ -102,6 +110,8 @@ class Engine:
     allocate: Callable[[ModelSpec, str, Setup], Allocation]
     launch: Callable[[Launch], LaunchText]
     formats: tuple[EngineFormat, ...] = ()
+    limits: Limits = field(default_factory=Limits)
+    check_model: Callable[[ModelSpec, Setup], tuple[str, ...]] = no_remarks
     default_format: Callable[[ModelSpec], str] = run_type
     logs: tuple[str, str] | tuple[()] = ()
     batched_tokens: int = 8192
@@ -160,15 +170,58 @@ def rank_heads(model: ModelSpec, layer: LayerSpec, tensor_parallel: int) -> int:
     """Return the KV heads of *layer* that one rank holds: its part of them, or one of which others hold copies.
 
     Raises:
-        InputError: The ranks divide neither the KV heads nor the query heads.
+        UnsupportedSettingError: The ranks divide neither the KV heads nor the query heads.
     """
     heads = layer.kv_heads
     if model.query_heads % tensor_parallel or (heads % tensor_parallel and tensor_parallel % heads):
         message = (
             f"{tensor_parallel} ranks do not divide {model.query_heads} query and {heads} KV heads of {model.name}"
         )
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides the heads")
+        raise UnsupportedSettingError(message, where="--tp", hint="give a number of ranks that divides the heads")
     return max(1, heads // tensor_parallel)
+
+
+def check_stages(model: ModelSpec, setup: Setup) -> None:
+    """Refuse more pipeline stages than layers.
+
+    Raises:
+        UnsupportedSettingError: There are more.
+    """
+    stages, count = setup.pipeline_parallel, len(model.layers)
+    if stages > count:
+        message = f"{stages} stages for {count} layers"
+        raise UnsupportedSettingError(message, where="--pp", hint="give at most a stage a layer")
+
+
+def check_drafts(model: ModelSpec, setup: Setup) -> None:
+    """Refuse to draft with a model that has no layers for it.
+
+    Raises:
+        UnsupportedSettingError: It has none.
+    """
+    if setup.draft_tokens and not model.draft_layers:
+        message = f"{model.name} has no draft layers"
+        raise UnsupportedSettingError(message, where="--draft-tokens", hint="leave it out")
+
+
+def rank_elements(model: ModelSpec, state: StateCache, ranks: int) -> int:
+    """Return the elements of *state* that one of *ranks* holds.
+
+    Raises:
+        UnsupportedSettingError: They do not divide it.
+    """
+    if state.elements % ranks:
+        message = f"{ranks} ranks do not divide the states of {model.name}"
+        raise UnsupportedSettingError(message, where="--tp", hint="give a number of ranks that divides them")
+    return state.elements // ranks
+
+
+def state_parts(
+    model: ModelSpec, layer: LayerSpec, ranks: int, bits_of: Callable[[StateCache], int]
+) -> list[CachePart]:
+    """Return the states of a sequence in one layer on one of *ranks*, stored in the bits that an engine gives them."""
+    sizes = [(state.name, rank_elements(model, state, ranks) * bits_of(state) / 8) for state in layer.states]
+    return [CachePart(name=name, layers=1, logical_unit_bytes=size, unit_bytes=size) for name, size in sizes]
 
 
 def head_bytes(layer: LayerSpec, key: Packing, value: Packing) -> float:

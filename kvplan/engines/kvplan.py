@@ -14,6 +14,7 @@ from kvplan.core.logical import logical_size
 from kvplan.core.memory import layer_layouts
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import Engine, Launch, LaunchText
+from kvplan.engines.limits import Limits
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.format import CacheFormat
 from kvplan_kernels.layout import KVLayout
@@ -132,6 +133,10 @@ def launch(setting: Launch) -> LaunchText:
     return LaunchText(command=f'Runtime(loaded, parse("{setting.format}"), {held}{chosen})')
 
 
+LIMITS: Final = Limits(
+    unused={"draft_tokens": "drafts no tokens", "prefix_caching": "keeps no prefixes of finished sequences"}
+)
+
 ENGINE: Final = Engine(
-    dequantizes=True, name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch
+    limits=LIMITS, dequantizes=True, name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch
 )

@@ -7,241 +7,34 @@ number of slots of one's own gives each a buffer of its own, unless they are uni
 with their windows and one batch more. States are float32, one for each slot, those of convolutions too.
 """
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fractions import Fraction
 from typing import Final
 
-from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGroup, Capacity, Setup, Term, largest
+from kvplan.core.allocation import Setup
 from kvplan.core.packing import EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache
-from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, refuse_layer
-from kvplan.engines.llama_cpp_devices import GPU_LAYERS, NO_OFFLOAD, TENSOR_SPLIT, placed
-from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS
+from kvplan.engines.engine import check_drafts, head_bytes, refuse_layer
+from kvplan.engines.llama_cpp_buffers import DRAFT, PAD_CELLS, BufferAllocation, CellCache, Slots
+from kvplan.engines.llama_cpp_devices import TENSOR_SPLIT, placed
+from kvplan.engines.llama_cpp_formats import BLOCK_ELEMENTS, FORMATS, NAME, find_pair
 from kvplan.engines.llama_cpp_models import CHUNK_TOKENS, drafts, keeps_states_of_drafts, keeps_windows, refusal
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan.units import format_bytes
-from kvplan_kernels.layout import round_up
 
-NAME: Final = "llama.cpp"
 RULES: Final = "0.5"
-PAD_CELLS: Final = 256
-"""Since ggml-org/llama.cpp#17046 of November 2025."""
 AUTO_SLOTS: Final = 4
 BATCH_TOKENS: Final = 512
 """`--ubatch-size` where nothing is said."""
-
 SWA_FULL: Final = "swa-full"
 UNIFIED: Final = "kv-unified"
 NO_FLASH_ATTENTION: Final = "flash-attn=off"
-_OPTIONS: Final = frozenset({SWA_FULL, UNIFIED, NO_FLASH_ATTENTION, NO_OFFLOAD})
-
-OTHER_SLOTS: Final = "windows of other slots"
-OTHER_STATES: Final = "states of other slots"
-DRAFT_STATES: Final = "states of a draft's tokens"
-DRAFT_TYPE: Final = "layers that draft in 16 bits"
-WIDE_STATES: Final = "states in 32 bits"
-WIDE_VALUES: Final = "V as wide as the widest layer's"
-_FORMULAS: Final = {
-    WIDE_VALUES: "V padded to the widest layer's, since without flash attention it is kept transposed",
-    BEHIND_WINDOW: "tokens of a batch, or of a context whose window is not kept apart",
-    OTHER_SLOTS: "a window for each other slot that the buffer serves",
-    ROUNDING: f"cells to the next multiple of {PAD_CELLS}",
-    WIDE_STATES: "float32 where the model's own type is narrower",
-    DRAFT_STATES: "a state for each token of a draft, to go back to",
-    OTHER_STATES: "states of each other slot",
-    DRAFT_TYPE: "f16 in a context of their own (--spec-draft-type-k, --spec-draft-type-v)",
-}
 _OLD_BUILDS: Final = range(6000, 6183)
 _FIRST_NEW_BUILD: Final = 7079
 _STATE_BITS: Final = 32
-DRAFT: Final = "attention that drafts"
 _DRAFT_TYPES: Final = (FORMATS[0], FORMATS[0])
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Slots:
-    """How many sequences a server takes at once, and which of them a figure is for.
-
-    Attributes:
-        count: Slots.
-        shared: Whether they share one buffer.
-        counted: Slots that the cells of a figure are for: all that share them, or one of the unnumbered.
-        batch_tokens: The most tokens of a batch (`--ubatch-size`).
-        pad_cells: What numbers of cells are padded to.
-        window_first: Whether a window's cells are padded before the context caps them.
-    """
-
-    count: int
-    shared: bool
-    counted: int
-    batch_tokens: int
-    pad_cells: int = PAD_CELLS
-    window_first: bool = False
-
-    @property
-    def sharing(self) -> int:
-        """Slots that share a buffer."""
-        return self.count if self.shared else 1
-
-    @property
-    def buffers(self) -> int:
-        """Buffers of the server."""
-        return 1 if self.shared else self.count
-
-    def cells(self, tokens: int) -> int:
-        """Return the cells of a buffer whose counted slots each hold *tokens*."""
-        return round_up((self.counted if self.shared else 1) * tokens, self.pad_cells)
-
-    def window_cells(self, window: int, tokens: int) -> int:
-        """Return the cells of a buffer for windows."""
-        asked = window * self.sharing + self.batch_tokens
-        if self.window_first:
-            return min(self.cells(tokens), round_up(asked, self.pad_cells))
-        return round_up(min(self.cells(tokens), asked), self.pad_cells)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CellCache:
-    """Layers that are kept in one kind of cells.
-
-    Attributes:
-        layers: How many.
-        cell_bytes: Of one cell in all of them.
-        logical_bytes: Of a token by the geometry.
-        window_tokens: What they attend to; None is everything.
-        window_kept: Whether their cells are as many as windows ask for.
-    """
-
-    name: str
-    layers: int
-    cell_bytes: Fraction
-    logical_bytes: Fraction
-    window_tokens: int | None = None
-    window_kept: bool = False
-
-    def seen(self, tokens: int) -> int:
-        """Return the tokens of a sequence of *tokens* that the geometry asks for."""
-        return tokens if self.window_tokens is None else min(tokens, self.window_tokens)
-
-    def cells(self, slots: Slots, tokens: int) -> int:
-        """Return the cells of a buffer."""
-        if self.window_kept and self.window_tokens is not None:
-            return slots.window_cells(self.window_tokens, tokens)
-        return slots.cells(tokens)
-
-    def sequence_cells(self, slots: Slots, tokens: int) -> Fraction:
-        """Return the cells that a counted sequence has."""
-        return Fraction(self.cells(slots, tokens), slots.counted if slots.shared else 1)
-
-    def terms(self, slots: Slots, tokens: int) -> dict[str, Fraction]:
-        """Return the bytes of each term between logical and allocated of a sequence of *tokens*."""
-        seen, cells = self.seen(tokens), self.sequence_cells(slots, tokens)
-        behind = other = Fraction(0)
-        if self.window_kept and self.window_tokens is not None:
-            shared = slots.counted if slots.shared else 1
-            whole = slots.cells(tokens)
-            own = min(whole, self.window_tokens * shared)
-            every = min(whole, self.window_tokens * slots.sharing)
-            batch = min(whole, self.window_tokens * slots.sharing + slots.batch_tokens)
-            behind, other = Fraction(batch - every, shared), Fraction(every - own, shared)
-        else:
-            behind = Fraction(tokens - seen)
-        return {
-            DRAFT_TYPE if self.name == DRAFT else WIDE_VALUES: seen * (self.cell_bytes - self.logical_bytes),
-            BEHIND_WINDOW: behind * self.cell_bytes,
-            OTHER_SLOTS: other * self.cell_bytes,
-            ROUNDING: (cells - seen - behind - other) * self.cell_bytes,
-        }
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class BufferAllocation(Allocation):
-    """The buffers that a server makes on the device that holds the most of them, for sequences of one length.
-
-    Attributes:
-        caches: Layers in cells.
-        state_layers: Layers with a state.
-        state_bytes: Of one slot, as they are stored.
-        states: That a slot has: one, and one for each token of a draft.
-        state_logical_bytes: Of one sequence, by the geometry.
-        slots: Who they are for.
-    """
-
-    caches: tuple[CellCache, ...]
-    state_layers: int
-    state_bytes: int
-    state_logical_bytes: int
-    states: int
-    slots: Slots
-    setup: Setup
-    notes: tuple[str, ...] = ()
-
-    @property
-    def blocks(self) -> tuple[BlockGroup, ...]:
-        """Groups of layers with what the cells that are padded together take."""
-        pad = self.slots.pad_cells
-        cells = tuple(
-            BlockGroup(layers=c.layers, block_tokens=pad, bytes_per_block=round(pad * c.cell_bytes))
-            for c in self.caches
-        )
-        if not self.state_layers:
-            return cells
-        return (*cells, BlockGroup(layers=self.state_layers, block_tokens=None, bytes_per_block=self.state_bytes))
-
-    @property
-    def counted_states(self) -> int:
-        """The states of a figure for one sequence: its own, or those of all slots where nobody counted them."""
-        return self.slots.count // self.slots.counted if self.slots.shared else 1
-
-    def logical_bytes(self, tokens: int) -> float:
-        """Return geometry times format of a sequence of *tokens*, this device's part of the layers."""
-        return float(sum(c.seen(tokens) * c.logical_bytes for c in self.caches) + self.state_logical_bytes)
-
-    def logical_growth_bytes(self, tokens: int) -> float:
-        """Return what one more token adds to that."""
-        return float(sum(c.logical_bytes for c in self.caches if c.seen(tokens + 1) > c.seen(tokens)))
-
-    def sequence_bytes(self, tokens: int) -> float:
-        """Return what a sequence of *tokens* takes: a slot's part of the buffers, or all where slots are unnumbered."""
-        cells = sum(c.sequence_cells(self.slots, tokens) * c.cell_bytes for c in self.caches)
-        return float(cells + self.counted_states * self.state_bytes)
-
-    def growth_bytes(self, tokens: int) -> float:
-        """Return what one more token takes, averaged over the cells that are padded together."""
-        pad = self.slots.pad_cells
-        return (self.sequence_bytes(tokens + pad) - self.sequence_bytes(tokens)) / pad
-
-    def server_bytes(self, tokens: int) -> float:
-        """Return what all slots take."""
-        cells = sum(c.cells(self.slots, tokens) * c.cell_bytes for c in self.caches)
-        return float(self.slots.buffers * cells + self.slots.count * self.state_bytes)
-
-    def terms(self, tokens: int) -> tuple[Term, ...]:
-        """Return the terms that are not nothing."""
-        parts = [c.terms(self.slots, tokens) for c in self.caches]
-        one = self.state_bytes // self.states
-        sums = {name: sum((part.get(name, Fraction(0)) for part in parts), Fraction(0)) for name in _FORMULAS}
-        sums[WIDE_STATES] = Fraction(one - self.state_logical_bytes)
-        sums[DRAFT_STATES] = Fraction(self.state_bytes - one)
-        sums[OTHER_STATES] = Fraction((self.counted_states - 1) * self.state_bytes)
-        return tuple(Term(name, float(value), _FORMULAS[name]) for name, value in sums.items() if value)
-
-    def capacity(self, pool_bytes: int) -> Capacity:
-        """Return what fits in *pool_bytes*: slots with a buffer each, cells of the layers that keep everything."""
-        context = self.setup.context_tokens
-
-        def takes(count: int) -> float:
-            own = replace(self.slots, count=count, counted=count, shared=self.slots.shared and self.slots.counted > 1)
-            return replace(self, slots=own).server_bytes(context)
-
-        longest = largest(lambda tokens: self.server_bytes(tokens) <= pool_bytes)
-        return Capacity(
-            blocks=longest // self.slots.pad_cells,
-            tokens=longest * self.slots.buffers,
-            max_concurrency=largest(lambda count: takes(count) <= pool_bytes),
-            max_context=longest,
-        )
 
 
 def allocate(model: ModelSpec, format_name: str, setup: Setup) -> BufferAllocation:
@@ -250,7 +43,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> BufferAllocati
     Raises:
         UnsupportedFormatError: llama.cpp has no such format, or not for this model.
         UnsupportedModelError: llama.cpp does not run the model, or how it keeps what a layer caches is not known here.
-        InputError: More devices than layers, tensor parallelism, or an option that cannot be.
+        UnsupportedSettingError: More devices than layers, tensor parallelism, or an option that cannot be.
     """
     key, value = find_pair(format_name)
     _check_model(model, setup)
@@ -273,35 +66,13 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> BufferAllocati
     return replace(binding, notes=(*binding.notes, note))
 
 
-def find_pair(name: str) -> tuple[EngineFormat, EngineFormat]:
-    """Return the formats of K and of V that *name* stands for, as `q8_0` or `q8_0/q4_0`.
-
-    Raises:
-        UnsupportedFormatError: llama.cpp has no such format.
-    """
-    first, slash, second = name.removeprefix(f"{NAME}:").partition("/")
-    key = find_format(NAME, FORMATS, first)
-    return key, find_format(NAME, FORMATS, second) if slash else key
-
-
 def _check_model(model: ModelSpec, setup: Setup) -> None:
     reason = refusal(model)
     if reason:
         raise UnsupportedModelError(reason, where=model.name)
-    if setup.draft_tokens and not model.draft_layers:
-        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    check_drafts(model, setup)
     if setup.draft_tokens and not drafts(model):
         raise UnsupportedModelError(f"llama.cpp is not known to draft with layers of {model.name}", where=model.name)
-    if setup.block_tokens is not None:
-        raise InputError("llama.cpp keeps cells and has no blocks", where="--block-size", hint="leave it out")
-    unknown = {text for text in setup.options - _OPTIONS if text.partition("=")[0] not in (GPU_LAYERS, TENSOR_SPLIT)}
-    if unknown:
-        message = f"{min(unknown)[:60]!r} is not known to change what llama.cpp allocates"
-        raise InputError(
-            message,
-            where="--engine-option",
-            hint=f"{', '.join(sorted(_OPTIONS))}, {GPU_LAYERS}=N and {TENSOR_SPLIT}=A,B do",
-        )
 
 
 def _check_formats(model: ModelSpec, key: EngineFormat, value: EngineFormat, setup: Setup) -> None:
@@ -345,7 +116,7 @@ def _padding(setup: Setup) -> tuple[int, bool]:
     if build not in _OLD_BUILDS:
         message = f"how llama.cpp b{build} pads its cells is not known here"
         known = f"b{_OLD_BUILDS[0]} to b{_OLD_BUILDS[-1]} and b{_FIRST_NEW_BUILD} on are"
-        raise InputError(message, where="--engine-version", hint=known)
+        raise UnsupportedSettingError(message, where="--engine-version", hint=known)
     return (32 if NO_FLASH_ATTENTION in setup.options else PAD_CELLS), True
 
 
@@ -355,21 +126,21 @@ def _device(
     caches: dict[tuple[str, int | None, bool], CellCache] = {}
     layers = [model.layers[index] for index in indexes if index < len(model.layers)]
     drafting = [model.draft_layers[index - len(model.layers)] for index in indexes if index >= len(model.layers)]
-    for made in [
-        *(_caches(model, layer, key, value, setup) for layer in layers),
-        *(_draft_caches(layer, key, value) for layer in drafting),
+    alike = Counter(layers)  # most layers are
+    for made, count in [
+        *((_caches(model, layer, key, value, setup), count) for layer, count in alike.items()),
+        *((_draft_caches(layer, key, value), count) for layer, count in Counter(drafting).items()),
     ]:
         for cache in made:
             kind = (cache.name, cache.window_tokens, cache.window_kept)
-            held = caches.get(kind)
-            caches[kind] = cache if held is None else _joined(held, cache)
-    states = [state for layer in layers for state in layer.states]
+            caches[kind] = _joined(caches.get(kind), cache, count)
+    states = [(state, count) for layer, count in alike.items() for state in layer.states]
     rows = 1 + (setup.draft_tokens if keeps_states_of_drafts(model) else 0)
     return BufferAllocation(
         caches=tuple(caches.values()),
         state_layers=sum(bool(layer.states) for layer in layers),
-        state_bytes=rows * sum(state.elements * _STATE_BITS // 8 for state in states),
-        state_logical_bytes=sum(state.nbytes for state in states),
+        state_bytes=rows * sum(count * (state.elements * _STATE_BITS // 8) for state, count in states),
+        state_logical_bytes=sum(count * state.nbytes for state, count in states),
         states=rows,
         slots=slots,
         setup=setup,
@@ -377,12 +148,13 @@ def _device(
     )
 
 
-def _joined(one: CellCache, other: CellCache) -> CellCache:
+def _joined(held: CellCache | None, other: CellCache, count: int) -> CellCache:
+    """Return *held* with *count* layers more, each as *other*."""
     return replace(
-        one,
-        layers=one.layers + other.layers,
-        cell_bytes=one.cell_bytes + other.cell_bytes,
-        logical_bytes=one.logical_bytes + other.logical_bytes,
+        other,
+        layers=count + (held.layers if held else 0),
+        cell_bytes=count * other.cell_bytes + (held.cell_bytes if held else 0),
+        logical_bytes=count * other.logical_bytes + (held.logical_bytes if held else 0),
     )
 
 
@@ -452,38 +224,6 @@ def _notes(setup: Setup, slots: Slots, caches: Sequence[CellCache]) -> tuple[str
     if setup.pipeline_parallel > 1 and setup.option(TENSOR_SPLIT) is None:
         notes.append("devices are counted as alike: by default llama.cpp splits layers by free memory (--tensor-split)")
     return tuple(notes)
-
-
-def launch(setting: Launch) -> LaunchText:
-    """Return the command `llama-server` and the same as the presets that its `--models-preset` reads."""
-    key, value = find_pair(setting.format)
-    values: dict[str, str | int] = {
-        _source_flag(setting.model): setting.model,
-        "ctx-size": setting.context_tokens * setting.sequences,
-        "parallel": setting.sequences,
-        "cache-type-k": key.name,
-        "cache-type-v": value.name,
-    }
-    if value.quantized:
-        values["flash-attn"] = "on"
-    if setting.max_batched_tokens:
-        values |= {"batch-size": setting.max_batched_tokens, "ubatch-size": setting.max_batched_tokens}
-    if setting.pipeline_parallel > 1:
-        values |= {"split-mode": "layer", "gpu-layers": "all"}
-    flags = [f"--{name} {text}" for name, text in values.items()]
-    lines = [f"[{setting.model}]", *(f"{name} = {text}" for name, text in values.items())]
-    return LaunchText(
-        command=" ".join(["llama-server", *flags]),
-        file_name="llama-server.ini",
-        file_text="\n".join(lines) + "\n",
-    )
-
-
-def _source_flag(model: str) -> str:
-    """Return the flag that names *model*: a file, or a repository that has GGUF files."""
-    owner, _, name = model.partition("/")
-    repository = name and "/" not in name and owner not in ("", ".", "..", "~") and not name.endswith(".gguf")
-    return "hf-repo" if repository else "model"
 
 
 def default_format(model: ModelSpec) -> str:

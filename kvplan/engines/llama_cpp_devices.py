@@ -7,11 +7,12 @@ with the output as one layer more, the last `--gpu-layers` are on devices, split
 from dataclasses import dataclass
 from fractions import Fraction
 from itertools import accumulate
+from math import ceil
 from typing import Final
 
 from kvplan.core.allocation import Setup
 from kvplan.core.specs import ModelSpec
-from kvplan.errors import InputError
+from kvplan.errors import UnsupportedSettingError
 
 GPU_LAYERS: Final = "gpu-layers"
 TENSOR_SPLIT: Final = "tensor-split"
@@ -35,22 +36,23 @@ def placed(model: ModelSpec, setup: Setup) -> Placement:
     """Return where the layers of *model* cache.
 
     Raises:
-        InputError: An option of that cannot be, more devices than layers, or tensor parallelism.
+        UnsupportedSettingError: An option of that cannot be, more devices than layers, or tensor parallelism.
     """
     if setup.tensor_parallel > 1:
         message = "llama.cpp gives each device whole layers; its split of heads (--split-mode tensor) is not known here"
-        raise InputError(message, where="--tp", hint="count the devices with --pp")
+        raise UnsupportedSettingError(message, where="--tp", hint="count the devices with --pp")
     ends = _ends(model, setup)
     every = len(model.layers) + len(model.draft_layers) + 1
     on_devices = _gpu_layers(setup, every)
     first = every - on_devices
+    borders = [ceil(end * on_devices) for end in ends]
     devices: list[list[int]] = [[] for _ in ends]
     main_memory: list[int] = []
     for index in range(len(model.layers) + (len(model.draft_layers) if setup.draft_tokens else 0)):
         if index < first or NO_OFFLOAD in setup.options:
             main_memory.append(index)
         else:
-            devices[sum(end <= Fraction(index - first, on_devices) for end in ends)].append(index)
+            devices[sum(border <= index - first for border in borders)].append(index)
     return Placement(devices=tuple(map(tuple, devices)), main_memory=tuple(main_memory))
 
 
@@ -60,7 +62,7 @@ def _gpu_layers(setup: Setup, every: int) -> int:
         return every
     if not asked.isdecimal():
         message = f"{GPU_LAYERS}={asked[:20]} is no number of layers"
-        raise InputError(message, where="--engine-option", hint="give a number, or all")
+        raise UnsupportedSettingError(message, where="--engine-option", hint="give a number, or all")
     return min(int(asked), every)
 
 
@@ -70,10 +72,10 @@ def _ends(model: ModelSpec, setup: Setup) -> list[Fraction]:
     parts = [Fraction(1)] * setup.pipeline_parallel if asked is None else _parts(asked)
     if setup.pipeline_parallel not in (1, len(parts)):
         message = f"{TENSOR_SPLIT}={asked} is of {len(parts)} devices, not of {setup.pipeline_parallel}"
-        raise InputError(message, where="--pp", hint="leave one out")
+        raise UnsupportedSettingError(message, where="--pp", hint="leave one out")
     if len(parts) > len(model.layers):
         message = f"{len(parts)} devices for {len(model.layers)} layers"
-        raise InputError(message, where="--pp", hint="give at most a device a layer")
+        raise UnsupportedSettingError(message, where="--pp", hint="give at most a device a layer")
     return [end / sum(parts) for end in accumulate(parts)]
 
 
@@ -84,5 +86,5 @@ def _parts(text: str) -> list[Fraction]:
         parts = []
     if not parts or min(parts) < 0 or not sum(parts):
         message = f"{TENSOR_SPLIT}={text[:40]} is no list of parts"
-        raise InputError(message, where="--engine-option", hint="write it as 3,1")
+        raise UnsupportedSettingError(message, where="--engine-option", hint="write it as 3,1")
     return parts

@@ -5,16 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.core.specs import ModelSpec
-from kvplan.engines.llama_cpp import (
-    BATCH_TOKENS,
-    DRAFT,
-    NO_FLASH_ATTENTION,
-    SWA_FULL,
-    BufferAllocation,
-    CellCache,
-    Slots,
-    allocate,
-)
+from kvplan.engines.llama_cpp import BATCH_TOKENS, NO_FLASH_ATTENTION, SWA_FULL, allocate
+from kvplan.engines.llama_cpp_buffers import DRAFT, BufferAllocation, CellCache, Slots
 from kvplan.engines.llama_cpp_formats import FORMATS
 from kvplan.engines.llama_cpp_log import CacheKind, LlamaFacts, LoggedCache, LoggedStates
 from kvplan.engines.llama_cpp_models import drafts

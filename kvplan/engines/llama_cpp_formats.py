@@ -8,7 +8,9 @@ elements), read 2026-11-30 at 0c1e570. Quantized K came with ggml-org/llama.cpp#
 from typing import Final
 
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
+from kvplan.engines.engine import find_format
 
+NAME: Final = "llama.cpp"
 _SOURCE: Final = "common/arg.cpp, kv_cache_types, and ggml/src/ggml-common.h, 2026-11-30"
 BLOCK_ELEMENTS: Final = 32
 """Elements of a block; a head's size is a multiple of it, or no kernel reads the cache."""
@@ -38,3 +40,14 @@ FORMATS: Final = (
     _blocks("q4_0", 4, 16, like="int4"),
     _blocks("iq4_nl", 4, 16, like="int4", why=_CPU_ONLY),
 )
+
+
+def find_pair(name: str) -> tuple[EngineFormat, EngineFormat]:
+    """Return the formats of K and of V that *name* stands for, as `q8_0` or `q8_0/q4_0`.
+
+    Raises:
+        UnsupportedFormatError: llama.cpp has no such format.
+    """
+    first, slash, second = name.removeprefix(f"{NAME}:").partition("/")
+    key = find_format(NAME, FORMATS, first)
+    return key, find_format(NAME, FORMATS, second) if slash else key

@@ -13,7 +13,8 @@ from enum import StrEnum
 from typing import Final
 
 from kvplan.core.allocation import Setup
-from kvplan.engines.llama_cpp import AUTO_SLOTS, NAME, NO_FLASH_ATTENTION, SWA_FULL, UNIFIED
+from kvplan.engines.llama_cpp import AUTO_SLOTS, NO_FLASH_ATTENTION, SWA_FULL, UNIFIED
+from kvplan.engines.llama_cpp_formats import NAME
 from kvplan.engines.log_fields import COUNT, DIGITS, NUMBER, WHOLE, first_match
 from kvplan.engines.logs import Line, LogFacts, Measured, Printed, printed
 

@@ -12,16 +12,10 @@ from typing import Final
 
 from kvplan.core.allocation import BlockGroup, CacheGroup, CachePart, Capacity, GroupedAllocation, Setup, Term, largest
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
-from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
-from kvplan.engines.engine import (
-    Launch,
-    LaunchText,
-    find_format,
-    head_bytes,
-    rank_heads,
-    refuse_layer,
-)
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
+from kvplan.engines.commands import shell_line
+from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_elements, rank_heads, refuse_layer
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div
 
 NAME: Final = "lmdeploy"
@@ -169,7 +163,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> TurboMindAlloc
     Raises:
         UnsupportedFormatError: TurboMind has no such format.
         UnsupportedModelError: TurboMind does not run the model, or how it keeps what a layer caches is not known here.
-        InputError: Ranks do not divide the heads, or it has no such option.
+        UnsupportedSettingError: Ranks do not divide the heads, or it has no such option.
     """
     form = _find(format_name)
     _check(model, setup)
@@ -201,15 +195,11 @@ def _check(model: ModelSpec, setup: Setup) -> None:
             where=model.name,
         )
     if setup.pipeline_parallel > 1:
-        raise InputError("TurboMind has no pipeline stages", where="--pp", hint="use --tp")
+        raise UnsupportedSettingError("TurboMind has no pipeline stages", where="--pp", hint="use --tp")
     if setup.draft_tokens:
         raise refuse_layer("TurboMind", model, "draft layers")
     if not in_slabs(setup) and any(layer.states for layer in model.layers):
         raise refuse_layer("TurboMind before 0.15", model, "states")
-    unknown = setup.options - {FLOAT_STATES}
-    if unknown:
-        message = f"{min(unknown)[:60]!r} is not known to change what TurboMind allocates"
-        raise InputError(message, where="--engine-option", hint=f"{FLOAT_STATES} does")
 
 
 def _part(model: ModelSpec, layer: LayerSpec, count: int, form: EngineFormat, setup: Setup) -> CachePart:
@@ -234,14 +224,15 @@ def _part(model: ModelSpec, layer: LayerSpec, count: int, form: EngineFormat, se
 def _states(model: ModelSpec, setup: Setup) -> tuple[Counter[int], int, tuple[Term, ...]]:
     """Return the objects of a sequence's state, its logical bytes, and the terms between them.
 
-    Recurrent states have an object a layer in the type that the model runs in; all convolutions share one, and keep as
-    many inputs as they are long.
+    Recurrent states have an object a layer in the type that the model runs in, whatever the config says: less than the
+    geometry where that is float32 (state_dtype of lmdeploy/turbomind/turbomind.py, 0.16). All convolutions share one
+    object, and keep as many inputs as they are long.
     """
     objects: Counter[int] = Counter()
     inputs = logical = 0
     types = Counter({STATE_TYPE: 0, EXTRA_INPUT: 0})
     for state in (state for layer in model.layers for state in layer.states):
-        elements = _rank_elements(model, state, setup)
+        elements = rank_elements(model, state, setup.tensor_parallel)
         logical += elements * state.item_bits // 8
         if state.inputs:
             widened = elements // state.inputs * (state.inputs + 1)
@@ -254,17 +245,10 @@ def _states(model: ModelSpec, setup: Setup) -> tuple[Counter[int], int, tuple[Te
     if inputs:
         objects[inputs] += 1
     formulas = {
-        STATE_TYPE: f"recurrent states in the type the model runs in, or float32 by {FLOAT_STATES}",
+        STATE_TYPE: f"recurrent states in the model's own type whatever the config says, or float32 by {FLOAT_STATES}",
         EXTRA_INPUT: "a convolution of k keeps k inputs, and its next step reads k - 1",
     }
     return objects, logical, tuple(Term(name, size, formulas[name]) for name, size in types.items() if size)
-
-
-def _rank_elements(model: ModelSpec, state: StateCache, setup: Setup) -> int:
-    if state.elements % setup.tensor_parallel:
-        message = f"{setup.tensor_parallel} ranks do not divide the states of {model.name}"
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides them")
-    return state.elements // setup.tensor_parallel
 
 
 def _notes(setup: Setup, layers: list[LayerSpec]) -> tuple[str, ...]:
@@ -294,13 +278,15 @@ def launch(setting: Launch) -> LaunchText:
         values["tp"] = setting.tensor_parallel
     if setting.max_batched_tokens:
         values["max_prefill_token_num"] = setting.max_batched_tokens
-    flags = [f"--{name.replace('_', '-')} {value}" for name, value in values.items()]
+    named = {name.replace("_", "-"): value for name, value in values.items()}
+    flags = ["--enable-prefix-caching"] if setting.prefix_caching else []
     if setting.prefix_caching:
-        flags.append("--enable-prefix-caching")
         values["enable_prefix_caching"] = True
     arguments = ", ".join(f"{name}={value!r}" for name, value in values.items())
     return LaunchText(
-        command=" ".join(["lmdeploy serve api_server", setting.model, "--backend turbomind", *flags]),
+        command=shell_line(
+            ["lmdeploy", "serve", "api_server", setting.model], {"backend": "turbomind", **named}, flags
+        ),
         file_name="lmdeploy_config.py",
         file_text=f"from lmdeploy import TurbomindEngineConfig\n\nconfig = TurbomindEngineConfig({arguments})\n",
     )

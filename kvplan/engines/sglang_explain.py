@@ -8,9 +8,10 @@ from kvplan.core.allocation import CacheGroup, CachePart, Setup
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.checks import GIB, Bands, Check, Choice, best_case, exact, judge, settings, unchecked
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
-from kvplan.engines.sglang import OLDEST, allocate_stages, key_share, state_slots
+from kvplan.engines.sglang import OLDEST, allocate_stages, key_share
 from kvplan.engines.sglang_formats import default_format
 from kvplan.engines.sglang_log import DRAFTED, REQUESTS, STATIC, first_of_ranks
+from kvplan.engines.sglang_options import state_slots
 from kvplan.engines.sglang_pools import TokenPools
 from kvplan.errors import KvplanError
 

@@ -10,6 +10,7 @@ from typing import Final
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.engines.engine import stated_type
 
+NAME: Final = "sglang"
 _CHOICES: Final = "srt/arg_groups/fields/model.py, kv_cache_dtype, sglang 0.5.23, 2026-10-30"
 _POOLS: Final = "srt/mem_cache/memory_pool.py and srt/arg_groups/kv_cache_hook.py, sglang 0.5.23, 2026-10-30"
 

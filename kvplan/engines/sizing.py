@@ -11,7 +11,8 @@ from kvplan.core.sizes import CacheSize, pool_terms, size_allocation, size_geome
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.engines import OWN, allocate
 from kvplan.engines.engine import Engine
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.engines.limits import check_setup
+from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 
 _POOL_RULE: Final = (OWN, "vllm")
 """Engines whose pool is what weights and activations leave of a share of the device."""
@@ -72,7 +73,8 @@ def sizes(engine: Engine, model: ModelSpec, asked: Question, *, alone: bool) -> 
     Raises:
         UnsupportedFormatError: The engine has no such format, and nothing else was asked.
         UnsupportedModelError: It does not hold such a model, and nothing else was asked.
-        InputError: The setup or the memory cannot be.
+        UnsupportedSettingError: It does not take the setup, and nothing else was asked.
+        InputError: The memory cannot be.
     """
     tokens = asked.setup.context_tokens or model.context_tokens or 1  # a state is of one size, whatever the context
     setup = replace(asked.setup, context_tokens=tokens)
@@ -81,10 +83,11 @@ def sizes(engine: Engine, model: ModelSpec, asked: Question, *, alone: bool) -> 
         try:
             reason = runtime_refusal(model) if engine.name == OWN else ""
             if reason:
+                check_setup(engine.title, engine.limits, setup)
                 yield size_geometry(model, read_format(name), engine.name, setup, reason)
             else:
                 yield _allocated(engine, model, name, setup, asked.room)
-        except (UnsupportedFormatError, UnsupportedModelError) as error:
+        except (UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError) as error:
             if alone:
                 raise
             yield CacheSize(model=model.name, format=name, engine=engine.name, setup=setup, reason=error.message)

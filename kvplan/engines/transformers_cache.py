@@ -8,15 +8,15 @@ at first is quantized, then tokens wait in 16 bits until there are `residual_len
 
 from collections import Counter
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Final
 
 from kvplan.core.allocation import Allocation, BlockGroup, Capacity, Setup, Term, largest
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
 from kvplan.engines.engine import Engine, Launch, LaunchText, find_format, refuse_layer, run_type
+from kvplan.engines.limits import Limits
 from kvplan.engines.transformers_models import RUN
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div, round_up
 
 NAME: Final = "transformers"
@@ -39,7 +39,6 @@ _FORMULAS: Final = {
     ROWS: "quanto packs rows of a group each, as many as share a byte",
     SCALES: "a float32 for K and one for V of each layer",
 }
-_OLDEST: Final = (5,)
 _TENSOR_SCALE_BYTES: Final = 4
 _WORD_ELEMENTS, _WORD_BITS = 10, 32
 """hqq keeps ten codes of 3 bits in 32."""
@@ -85,6 +84,7 @@ class HeldLayers:
     Attributes:
         count: How many.
         elements: Of K and of V of a token, on this rank.
+        token_units: What they take, in units of the storage.
         side_bytes: Of what grows beside them, a token.
         state_bytes: Of a sequence's states, by the geometry.
         input_bytes: What convolutions keep beside them.
@@ -92,6 +92,7 @@ class HeldLayers:
 
     count: int
     elements: tuple[int, int]
+    token_units: int
     window_tokens: int | None = None
     side_bytes: int = 0
     state_bytes: int = 0
@@ -114,15 +115,17 @@ class Storage:
     residual_tokens: int = 0
     static: bool = False
 
-    def token_bytes(self, elements: int) -> Fraction:
-        """Return the bytes of a token's *elements*, groups counted in parts."""
-        group = self.packing.group_elements or 1
-        return Fraction(elements * self.packing.bits, 8) + Fraction(elements * self.packing.group_bits, 8 * group)
+    @property
+    def units(self) -> int:
+        """Units of a byte: what bits and the parts of groups are whole numbers of."""
+        return 8 * (self.packing.group_elements or 1)
+
+    def token_units(self, elements: int) -> int:
+        """Return what a token's *elements* take in units, groups counted in parts."""
+        return elements * (self.packing.bits * (self.packing.group_elements or 1) + self.packing.group_bits)
 
     def row_padding(self, elements: int) -> int:
         """Return what packing adds to a tensor of *elements*."""
-        if self.backend != "quanto" or not elements:
-            return 0
         group = self.packing.group_elements or 1
         rows = elements // group
         return (round_up(rows, 8 // self.packing.bits) - rows) * group * self.packing.bits // 8
@@ -146,7 +149,7 @@ class CacheAllocation(Allocation):
         """Layers that cache alike, with what a token or a state takes in all of them."""
         found: list[BlockGroup] = []
         for layer in self.layers:
-            token = float(sum(self.storage.token_bytes(elements) for elements in layer.elements)) + layer.side_bytes
+            token = layer.token_units / self.storage.units + layer.side_bytes
             state = layer.state_bytes + layer.input_bytes
             found += [BlockGroup(layers=layer.count, block_tokens=1, bytes_per_block=round(layer.count * token))] * (
                 token > 0
@@ -158,12 +161,12 @@ class CacheAllocation(Allocation):
 
     def logical_bytes(self, tokens: int) -> float:
         """Return geometry times format of a sequence of *tokens*, this rank's share."""
-        total = Fraction(0)
+        total, units = 0, self.storage.units
         for layer in self.layers:
             seen = tokens if layer.window_tokens is None else min(tokens, layer.window_tokens)
-            token = sum(self.storage.token_bytes(elements) for elements in layer.elements)
-            total += layer.count * (seen * token + tokens * layer.side_bytes + layer.state_bytes)
-        return float(total)
+            beside = tokens * layer.side_bytes + layer.state_bytes
+            total += layer.count * (seen * layer.token_units + units * beside)
+        return total / units
 
     def logical_growth_bytes(self, tokens: int) -> float:
         """Return what one more token adds to that."""
@@ -184,14 +187,16 @@ class CacheAllocation(Allocation):
 
     def _terms(self, tokens: int) -> dict[str, float]:
         store, terms = self.storage, dict.fromkeys(_FORMULAS, 0.0)
-        waiting = store.waiting(tokens)
+        waiting, units = store.waiting(tokens), store.units
         for layer in self.layers:
-            token = sum(store.token_bytes(elements) for elements in layer.elements)
-            whole = 2 * sum(layer.elements)
-            terms[WAITING] += float(layer.count * waiting * (whole - token))
-            terms[ROWS] += layer.count * sum(store.row_padding((tokens - waiting) * part) for part in layer.elements)
+            if waiting:
+                whole = 2 * units * sum(layer.elements)
+                terms[WAITING] += layer.count * waiting * (whole - layer.token_units) / units
+            if store.backend == "quanto":
+                rows = (store.row_padding((tokens - waiting) * part) for part in layer.elements)
+                terms[ROWS] += layer.count * sum(rows)
             if layer.window_tokens is not None and not store.static and tokens >= layer.window_tokens:
-                terms[QUERY_ITSELF] -= float(layer.count * token)
+                terms[QUERY_ITSELF] -= layer.count * layer.token_units / units
             terms[EXTRA_INPUT] += layer.count * layer.input_bytes
             if store.backend == "fp8":
                 terms[SCALES] += layer.count * 2 * _TENSOR_SCALE_BYTES
@@ -215,14 +220,14 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> CacheAllocatio
     Raises:
         UnsupportedFormatError: transformers has no such format, or not for this model.
         UnsupportedModelError: It does not run the model itself, or how it keeps what a layer caches is not known here.
-        InputError: Ranks do not divide the heads, or it has no such option.
+        UnsupportedSettingError: Ranks do not divide the heads, or it has no such option.
     """
     form = find_format(NAME, FORMATS, format_name)
     _check(model, setup)
     storage = _storage(form, setup)
     if form.quantized:
         _check_quantized(model, form, storage)
-    layers = tuple(_held(model, layer, count, setup) for layer, count in Counter(model.layers).items())
+    layers = tuple(_held(model, layer, count, setup, storage) for layer, count in Counter(model.layers).items())
     return CacheAllocation(layers=layers, storage=storage, setup=setup, notes=_notes(storage))
 
 
@@ -230,21 +235,11 @@ def _check(model: ModelSpec, setup: Setup) -> None:
     if model.architecture not in RUN:
         message = f"what {model.architecture[:60]} caches is in no class of transformers {RULES} that is counted here"
         raise UnsupportedModelError(message, where=model.name)
-    if setup.version is not None and setup.version < _OLDEST:
-        message = "how transformers 4 caches windows and latent vectors (MLA) is not counted here"
-        raise InputError(message, where="--engine-version", hint="5 and later are")
     if setup.pipeline_parallel > 1:
         message = "device_map places layers by their size, and which device holds which is not known here"
-        raise InputError(message, where="--pp", hint="leave it out")
+        raise UnsupportedSettingError(message, where="--pp", hint="leave it out")
     if setup.draft_tokens:
         raise refuse_layer(NAME, model, "draft layers")
-    unknown = {option for option in setup.options if option != STATIC and option.partition("=")[0] not in _NUMBERS}
-    if unknown:
-        message = f"{min(unknown)[:60]!r} is not known to change what transformers allocates"
-        raise InputError(message, where="--engine-option", hint=f"{STATIC}, {GROUP}=64 and {RESIDUAL}=128 do")
-
-
-_NUMBERS: Final = (GROUP, RESIDUAL)
 
 
 def _storage(form: EngineFormat, setup: Setup) -> Storage:
@@ -266,7 +261,9 @@ def _number(setup: Setup, name: str, own: int) -> int:
     if text is None:
         return own
     if not text.isdecimal() or not 1 <= int(text) <= 1 << 20:
-        raise InputError(f"{name} is {text[:60]!r}", where="--engine-option", hint="give a number of 1 or more")
+        raise UnsupportedSettingError(
+            f"{name} is {text[:60]!r}", where="--engine-option", hint="give a number of 1 or more"
+        )
     return int(text)
 
 
@@ -292,11 +289,11 @@ def _elements(layer: LayerSpec) -> tuple[int, int]:
     return layer.kv_heads * layer.head_dim, layer.kv_heads * value_dim
 
 
-def _held(model: ModelSpec, layer: LayerSpec, count: int, setup: Setup) -> HeldLayers:
+def _held(model: ModelSpec, layer: LayerSpec, count: int, setup: Setup, storage: Storage) -> HeldLayers:
     ranks = setup.tensor_parallel
     if ranks > 1 and (layer.kind is not LayerKind.FULL or layer.states or layer.kv_heads % ranks):
         message = f"how {ranks} tensor parallel ranks share what {model.name} caches is not known here"
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides the KV heads")
+        raise UnsupportedSettingError(message, where="--tp", hint="give a number of ranks that divides the KV heads")
     if any(side.tokens_per_entry != 1 for side in layer.sides):
         raise refuse_layer(NAME, model, layer.sides[0].name)
     own = layer.shared_with is None and layer.kv_heads > 0
@@ -305,6 +302,7 @@ def _held(model: ModelSpec, layer: LayerSpec, count: int, setup: Setup) -> HeldL
     return HeldLayers(
         count=count,
         elements=(key // ranks, value // ranks),
+        token_units=storage.token_units(key // ranks + value // ranks),
         window_tokens=layer.window_tokens if own else None,
         side_bytes=sum(side.elements * side.item_bits // 8 for side in layer.sides),
         state_bytes=sum(nbytes for nbytes, _ in states),
@@ -340,7 +338,14 @@ def launch(setting: Launch) -> LaunchText:
     )
 
 
+LIMITS: Final = Limits(
+    oldest=(5,), newest=(5, 24),
+    options={"cache_implementation": "static", GROUP: "N", RESIDUAL: "N"},
+    unused={"block_tokens": "grows tensors and has no blocks", "prefix_caching": "keeps no prefixes"},
+)  # fmt: skip
+"""How version 4 caches windows and latent vectors (MLA) is not counted here."""
+
 ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type, dequantizes=True,
+    default_format=run_type, limits=LIMITS, dequantizes=True,
 )  # fmt: skip

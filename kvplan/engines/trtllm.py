@@ -10,6 +10,7 @@ hold copies, unless attention is data parallel.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from typing import Final
 
@@ -25,8 +26,20 @@ from kvplan.core.allocation import (
 )  # fmt: skip
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, StateCache
-from kvplan.engines.engine import Launch, LaunchText, find_format, head_bytes, rank_heads, refuse_layer, stated_type
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.engines.commands import shell_line, yaml_text
+from kvplan.engines.engine import (
+    Launch,
+    LaunchText,
+    check_drafts,
+    check_stages,
+    find_format,
+    head_bytes,
+    rank_heads,
+    refuse_layer,
+    state_parts,
+    stated_type,
+)
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div
 
 NAME: Final = "trtllm"
@@ -41,7 +54,7 @@ _INDEXER_BYTES_OF_128: Final = 132
 EMPTY_LAYERS: Final = "buffers of layers that cache nothing"
 _STATES: Final = ("convolution inputs", "recurrent state")
 STATE_TYPE: Final = "mamba-ssm-cache-dtype"
-_STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
+STATE_BITS: Final = {"float32": 32, "bfloat16": 16, "float16": 16}
 _STATE_CLASSES: Final = frozenset({"NemotronHForCausalLM", "Qwen3NextForCausalLM"})
 """Hybrid classes of 1.2 (tensorrt_llm/_torch/pyexecutor/config_utils.py: is_nemotron_hybrid, is_qwen3_next)."""
 
@@ -165,7 +178,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> WindowPools:
     Raises:
         UnsupportedFormatError: TensorRT-LLM has no such format, or not for this model or backend.
         UnsupportedModelError: How TensorRT-LLM keeps what a layer caches is not known here.
-        InputError: Ranks or stages do not divide the model.
+        UnsupportedSettingError: Ranks or stages do not divide the model.
     """
     form = find_format(NAME, FORMATS, format_name)
     if form.name == "int8" and not _built(setup):
@@ -197,7 +210,9 @@ def _built(setup: Setup) -> bool:
 def _tokens_max(setup: Setup) -> int | None:
     text = setup.option("max-tokens")
     if text is not None and (not text.isdecimal() or int(text) < 1):
-        raise InputError(f"max-tokens={text[:40]} is no count", where="--engine-option", hint="as max-tokens=65536")
+        raise UnsupportedSettingError(
+            f"max-tokens={text[:40]} is no count", where="--engine-option", hint="as max-tokens=65536"
+        )
     return None if text is None else int(text)
 
 
@@ -222,10 +237,8 @@ def _check_layers(model: ModelSpec) -> None:
 def _stages(model: ModelSpec, setup: Setup) -> list[tuple[LayerSpec, ...]]:
     """Return the layers of each pipeline stage: the first have one more, the last those that draft (get_pp_layers)."""
     stages, count = setup.pipeline_parallel, len(model.layers)
-    if stages > count:
-        raise InputError(f"{stages} stages for {count} layers", where="--pp", hint="give at most a stage a layer")
-    if setup.draft_tokens and not model.draft_layers:
-        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    check_stages(model, setup)
+    check_drafts(model, setup)
     starts = [count // stages * number + min(number, count % stages) for number in range(stages + 1)]
     found = [model.layers[start:end] for start, end in pairwise(starts)]
     if setup.draft_tokens:
@@ -245,7 +258,9 @@ def _groups(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence
         if layer.kv_heads:
             pools.setdefault(_window(layer, setup) or 0, []).append(layer)
     groups = [_group(model, form, setup, pools[window], page, window) for window in sorted(pools)]
-    states = [part for layer in layers for part in _state_parts(layer, setup)]
+    states = [
+        part for layer in layers for part in state_parts(model, layer, _ranks(setup), partial(_state_bits, setup))
+    ]
     if states:
         groups.append(CacheGroup(parts=_counted(states), block_tokens=None))
     return tuple(groups)
@@ -303,16 +318,7 @@ def _parts(model: ModelSpec, layer: LayerSpec, form: EngineFormat, setup: Setup)
     return [part]
 
 
-def _state_parts(layer: LayerSpec, setup: Setup) -> list[CachePart]:
-    """Return the states of a sequence in one layer on one rank (mamba_cache_manager.py)."""
-    ranks = _ranks(setup)
-    if any(state.elements % ranks for state in layer.states):
-        raise InputError(f"{ranks} ranks do not divide the states", where="--tp", hint="give a number that does")
-    sizes = [(state.name, state.elements // ranks * _state_bits(state, setup) / 8) for state in layer.states]
-    return [CachePart(name=name, layers=1, logical_unit_bytes=size, unit_bytes=size) for name, size in sizes]
-
-
-def _state_bits(state: StateCache, setup: Setup) -> int:
+def _state_bits(setup: Setup, state: StateCache) -> int:
     """Return the bits of an element: `auto` is what the config says, else the type that the model runs in.
 
     validate_and_set_mamba_ssm_cache_dtype of model_loader.py; before late 2025 it read no config.
@@ -320,10 +326,7 @@ def _state_bits(state: StateCache, setup: Setup) -> int:
     chosen = setup.option(STATE_TYPE)
     if state.name != "recurrent state":
         return state.item_bits
-    if chosen not in (None, "auto", *_STATE_BITS):
-        message = f"{STATE_TYPE}={chosen} is none"
-        raise InputError(message, where="--engine-option", hint=f"one of auto, {', '.join(_STATE_BITS)}")
-    return _STATE_BITS.get(chosen or "", 16 if state.free_type else state.item_bits)
+    return STATE_BITS.get(chosen or "", 16 if state.free_type else state.item_bits)
 
 
 def _notes(model: ModelSpec, setup: Setup) -> tuple[str, ...]:
@@ -338,37 +341,50 @@ def _notes(model: ModelSpec, setup: Setup) -> tuple[str, ...]:
     return tuple(notes)
 
 
-_YAML_TYPES: Final = {"bf16": "auto", "fp16": "auto"}
+_RUN_TYPES: Final = {"bf16": "bfloat16", "fp16": "float16"}
+_CACHE_TYPES: Final = ("fp8", "nvfp4")
+"""The words of kv_cache_config.dtype beside auto (_VALID_KV_CACHE_DTYPES of _torch/pyexecutor/model_loader.py)."""
+_OF_CHECKPOINT: Final = (
+    "# `auto` is the type above, unless the checkpoint quantizes its own cache (kv_cache_quant_algo): no word here "
+    "undoes that.\n"
+)
 
 
 def launch(setting: Launch) -> LaunchText:
     """Return the command `trtllm-serve` with the YAML that it reads.
 
     Options and keys are those of tensorrt_llm/commands/serve.py and tensorrt_llm/llmapi/llm_args.py (TorchLlmArgs,
-    KvCacheConfig), read 2026-11-30. `free_gpu_memory_fraction` is of what weights and activations leave free.
+    KvCacheConfig), read 2026-11-30. `free_gpu_memory_fraction` is of what weights and activations leave free. A cache
+    in 16 bits has the type that the model runs in, which `dtype` says.
+
+    Raises:
+        UnsupportedFormatError: No option says the format: int8 is chosen when an engine is built.
     """
-    cache: dict[str, str | int | float] = {
-        "dtype": _YAML_TYPES.get(setting.format, setting.format),
+    form = find_format(NAME, FORMATS, setting.format).name
+    if form not in (*_RUN_TYPES, *_CACHE_TYPES):
+        raise UnsupportedFormatError(f"trtllm-serve has no option for a cache in {form}", hint="use fp8")
+    cache: dict[str, str | int | float | bool] = {
+        "dtype": form if form in _CACHE_TYPES else "auto",
         "tokens_per_block": setting.block_tokens,
         "free_gpu_memory_fraction": round(setting.memory_utilization, 4),
     }
     if setting.blocks:
         cache["max_tokens"] = setting.blocks * setting.block_tokens
     if setting.prefix_caching is not None:
-        cache["enable_block_reuse"] = str(setting.prefix_caching).lower()
+        cache["enable_block_reuse"] = setting.prefix_caching
     values: dict[str, str | int] = {"max_batch_size": setting.sequences, "max_seq_len": setting.context_tokens}
+    if form in _RUN_TYPES:
+        values["dtype"] = _RUN_TYPES[form]
     if setting.max_batched_tokens:
         values["max_num_tokens"] = setting.max_batched_tokens
     if setting.tensor_parallel > 1:
         values["tensor_parallel_size"] = setting.tensor_parallel
     if setting.pipeline_parallel > 1:
         values["pipeline_parallel_size"] = setting.pipeline_parallel
-    lines = [f"{name}: {value}" for name, value in values.items()]
-    lines += ["kv_cache_config:", *(f"  {name}: {value}" for name, value in cache.items())]
     return LaunchText(
-        command=f"trtllm-serve {setting.model} --extra_llm_api_options trtllm.yaml",
+        command=shell_line(["trtllm-serve", setting.model], {"extra_llm_api_options": "trtllm.yaml"}),
         file_name="trtllm.yaml",
-        file_text="\n".join(lines) + "\n",
+        file_text=(_OF_CHECKPOINT if form in _RUN_TYPES else "") + yaml_text({**values, "kv_cache_config": cache}),
     )
 
 

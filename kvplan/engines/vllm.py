@@ -10,41 +10,43 @@ in flight, and a block, since it need not begin at one's start.
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Final
 
 from kvplan.core.allocation import CacheGroup, CachePart, GroupedAllocation, Setup, Term
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec, SideCache, StateCache
+from kvplan.engines.commands import shell_line, yaml_text
 from kvplan.engines.engine import (
     Launch,
     LaunchText,
+    check_drafts,
+    check_stages,
     find_format,
     head_bytes,
+    rank_elements,
     rank_heads,
     refuse_layer,
     stated_type,
-)  # fmt: skip
+)
 from kvplan.engines.vllm_compressed import allocate_compressed, is_compressed
 from kvplan.engines.vllm_formats import BOUNDARY_LAYERS, FORMATS, SPARSE_LATENT
-from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError
 from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, ceil_div, round_up
 
 NAME: Final = "vllm"
-RULES: Final = "0.25"
+RULES: Final = "0.29"
 BATCHED_TOKENS: Final = 8192
 """Of the API server on devices of 70 GiB and more; 2,048 on smaller ones (vllm/engine/arg_utils.py)."""
 HYBRID_OFF: Final = "disable-hybrid-kv-cache-manager"
-_BLOCK_TOKENS: Final = 16
+BLOCK_TOKENS: Final = 16
 _LATENT_BLOCK_TOKENS: Final = 64
 _INDEXER_BYTES_OF_128: Final = 132
 """128 keys in 8 bits with a float32 scale (vllm/v1/attention/backends/mla/indexer.py)."""
 _IN_FLIGHT_DOUBLED: Final = (0, 26)
 """The release from which blocks are freed a step later, with asynchronous scheduling, which is the default."""
-_SKIP_LAYERS: Final = "kv-cache-dtype-skip-layers"
-_STATE_TYPE: Final = "mamba-ssm-cache-dtype"
-_OPTIONS: Final = (HYBRID_OFF, _SKIP_LAYERS, _STATE_TYPE)
-_NEWEST: Final = (0, 29)
+SKIP_LAYERS: Final = "kv-cache-dtype-skip-layers"
+STATE_TYPE: Final = "mamba-ssm-cache-dtype"
 _GROWTH: Final = 1.5
 """Groups are of the smallest kind's size, or of the largest's where that has less than so many times its layers."""
 
@@ -108,10 +110,9 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
     Raises:
         UnsupportedFormatError: vLLM has no such format, or not for this model.
         UnsupportedModelError: How vLLM keeps what a layer caches is not known here.
-        InputError: Ranks or stages do not divide the model.
+        UnsupportedSettingError: Ranks or stages do not divide the model.
     """
     form = find_format(NAME, FORMATS, format_name)
-    _check_setup(setup)
     layers = _layers(model, setup)
     if is_compressed(layers):
         return allocate_compressed(model, form, setup, in_flight_tokens(setup))
@@ -133,21 +134,9 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> GroupedAllocat
     return BlockPool(groups=binding, setup=setup, notes=_notes(setup, layers))
 
 
-def _check_setup(setup: Setup) -> None:
-    """Refuse what vLLM would not start with."""
-    unknown = sorted(text for text in setup.options if text.partition("=")[0] not in _OPTIONS)
-    if unknown:
-        message = f"{unknown[0][:60]!r} is no option of vLLM that changes what it allocates"
-        raise InputError(message, where="--engine-option", hint=f"one of {', '.join(_OPTIONS)}")
-    if setup.block_tokens is not None and setup.block_tokens % _BLOCK_TOKENS:
-        message = f"vLLM's kernels take blocks of multiples of {_BLOCK_TOKENS} tokens, not of {setup.block_tokens}"
-        raise InputError(message, where="--block-size", hint=f"use {round_up(setup.block_tokens, _BLOCK_TOKENS)}")
-
-
 def _layers(model: ModelSpec, setup: Setup) -> list[LayerSpec]:
     """Return the layers that cache, those that draft included where it is asked for."""
-    if setup.draft_tokens and not model.draft_layers:
-        raise InputError(f"{model.name} has no draft layers", where="--draft-tokens", hint="leave it out")
+    check_drafts(model, setup)
     return [*model.layers, *(model.draft_layers if setup.draft_tokens else ())]
 
 
@@ -167,7 +156,7 @@ def _format_of(
     form: EngineFormat, setup: Setup, model: ModelSpec, layers: Sequence[LayerSpec], index: int
 ) -> EngineFormat:
     """Return what layer *index* caches in: 16 bits where quantizing skips it."""
-    skipped = (setup.option(_SKIP_LAYERS) or "").split(":")
+    skipped = (setup.option(SKIP_LAYERS) or "").split(":")
     sliding = "sliding_window" in skipped and layers[index].kind is LayerKind.SLIDING
     dense = form.name.startswith("turboquant") and not any(layer.states for layer in layers)
     edge = dense and not BOUNDARY_LAYERS <= index < len(model.layers) - BOUNDARY_LAYERS
@@ -208,7 +197,7 @@ def _attention_page(model: ModelSpec, layer: LayerSpec, form: EngineFormat, setu
 
 def in_flight_tokens(setup: Setup) -> int:
     """Return the tokens whose blocks a window cannot give back yet: one batch, or two since asynchronous scheduling."""
-    batches = 2 if (setup.version or ()) >= _IN_FLIGHT_DOUBLED else 1
+    batches = 2 if setup.version is None or setup.version >= _IN_FLIGHT_DOUBLED else 1
     return batches * (setup.max_batched_tokens or BATCHED_TOKENS)
 
 
@@ -257,16 +246,13 @@ def _state_page(model: ModelSpec, layer: LayerSpec, setup: Setup, page_bytes: fl
 
 
 def _state_bytes(model: ModelSpec, layer: LayerSpec, setup: Setup) -> int:
-    total = sum(state.elements * _state_bits(state, setup) // 8 for state in layer.states)
-    if any(state.elements % setup.tensor_parallel for state in layer.states):
-        message = f"{setup.tensor_parallel} ranks do not divide the states of {model.name}"
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides them")
-    return total // setup.tensor_parallel
+    ranks = setup.tensor_parallel
+    return sum(rank_elements(model, state, ranks) * _state_bits(state, setup) // 8 for state in layer.states)
 
 
 def _state_bits(state: StateCache, setup: Setup) -> int:
     """Return the bits of an element: `auto` is the type that the model runs in (MambaStateDtypeCalculator)."""
-    chosen = setup.option(_STATE_TYPE)
+    chosen = setup.option(STATE_TYPE)
     if state.free_type:
         return 32 if chosen == "float32" else 16
     return state.item_bits
@@ -275,7 +261,7 @@ def _state_bits(state: StateCache, setup: Setup) -> int:
 def _attention_block_tokens(model: ModelSpec, form: EngineFormat, setup: Setup, layers: Sequence[LayerSpec]) -> int:
     """Return the tokens of a block of attention: enough that its page holds a recurrent state where there is one."""
     latent = any(layer.kind is LayerKind.LATENT for layer in layers)
-    least = _LATENT_BLOCK_TOKENS if latent else _BLOCK_TOKENS
+    least = _LATENT_BLOCK_TOKENS if latent else BLOCK_TOKENS
     states = [_state_bytes(model, layer, setup) for layer in layers if layer.states]
     token_bytes = _attention_page_bytes(model, form, setup, 1) if states else 0
     if not token_bytes:
@@ -322,8 +308,7 @@ def _unified(placed: Sequence[Placed]) -> list[Placed]:
 def _stages(model: ModelSpec, setup: Setup, layers: int) -> list[range]:
     """Return the layers of each stage; what does not divide goes to the stages before the last (get_pp_indices)."""
     stages, count = setup.pipeline_parallel, len(model.layers)
-    if stages > count:
-        raise InputError(f"{stages} stages for {count} layers", where="--pp", hint="give at most a stage a layer")
+    check_stages(model, setup)
     sizes = [count // stages] * stages
     for number in range(2, count % stages + 2):
         sizes[-number] += 1
@@ -372,10 +357,9 @@ def _notes(setup: Setup, layers: Sequence[LayerSpec]) -> tuple[str, ...]:
         )
     if windows and setup.version is None:
         notes.append(
-            "from 0.26 vLLM keeps two batches in flight with asynchronous scheduling: --engine-version 0.26 counts so"
+            "two batches are in flight with asynchronous scheduling, vLLM's default from 0.26 on: "
+            "--engine-version 0.25 counts one"
         )
-    if (setup.version or ())[:2] > _NEWEST:
-        notes.append(f"the newest rules that are known here are those of {_NEWEST[0]}.{_NEWEST[1]}")
     if any(layer.kind is LayerKind.FULL and layer.window_tokens for layer in layers):
         notes.append("vLLM keeps every token of these windows: its hybrid manager is off")
     return tuple(notes)
@@ -396,17 +380,13 @@ def launch(setting: Launch) -> LaunchText:
         values["tensor-parallel-size"] = setting.tensor_parallel
     if setting.pipeline_parallel > 1:
         values["pipeline-parallel-size"] = setting.pipeline_parallel
-    flags = [f"--{name} {value}" for name, value in values.items()]
+    flags: list[str] = []
+    said = {"model": setting.model, **values}
     if setting.prefix_caching is not None:
         flags.append("--enable-prefix-caching" if setting.prefix_caching else "--no-enable-prefix-caching")
-        values["enable-prefix-caching"] = setting.prefix_caching
-    lines = [f"model: {setting.model}"]
-    lines += [f"{name}: {str(value).lower() if isinstance(value, bool) else value}" for name, value in values.items()]
-    return LaunchText(
-        command=" ".join(chain(["vllm serve", setting.model], flags)),
-        file_name="vllm.yaml",
-        file_text="\n".join(lines) + "\n",
-    )
+        said["enable-prefix-caching"] = setting.prefix_caching
+    command = shell_line(["vllm", "serve", setting.model], values, flags)
+    return LaunchText(command=command, file_name="vllm.yaml", file_text=yaml_text(said))
 
 
 _FLAG_VALUES: Final = {"bf16": "bfloat16", "fp16": "float16"}

@@ -8,14 +8,14 @@ the next size that the entries have.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from kvplan.core.allocation import CacheGroup, CachePart, Capacity, GroupedAllocation, Setup, largest
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import LayerSpec, ModelSpec
-from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan.errors import UnsupportedFormatError, UnsupportedSettingError
 from kvplan_kernels.layout import ceil_div, round_up
 
 ENTRIES: Final = "compressed entries"
@@ -38,22 +38,15 @@ class _Page:
 
     Attributes:
         unit_bytes: Of a token.
+        nbytes: Of the page, aligned.
     """
 
     name: str
     tokens: int
     unit_bytes: float
+    nbytes: int
     entry_tokens: int = 1
     window_tokens: int | None = None
-    alignment: int = 1
-
-    @property
-    def filled_bytes(self) -> int:
-        return round(self.tokens * self.unit_bytes)
-
-    @property
-    def nbytes(self) -> int:
-        return round_up(self.filled_bytes, self.alignment)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,13 +92,15 @@ def allocate_compressed(
 
     Raises:
         UnsupportedFormatError: vLLM has no such cache in the format.
-        InputError: Several pipeline stages, or ranks that do not divide the heads.
+        UnsupportedSettingError: Several pipeline stages, or ranks that do not divide the heads.
     """
     if setup.pipeline_parallel > 1:
-        raise InputError("stages of compressed caches are not known here", where="--pp", hint="leave --pp out")
+        raise UnsupportedSettingError(
+            "stages of compressed caches are not known here", where="--pp", hint="leave --pp out"
+        )
     if model.query_heads % setup.tensor_parallel:
         message = f"{setup.tensor_parallel} ranks do not divide {model.query_heads} query heads of {model.name}"
-        raise InputError(message, where="--tp", hint="give a number of ranks that divides the heads")
+        raise UnsupportedSettingError(message, where="--tp", hint="give a number of ranks that divides the heads")
     packed = form.name.startswith("fp8")
     if form.quantized and not packed:
         raise UnsupportedFormatError(f"vLLM has no compressed cache in {form.name}", hint="use fp8_e4m3 or bf16")
@@ -114,15 +109,26 @@ def allocate_compressed(
 
 
 class _Pages:
-    """The caches of all layers, by kind."""
+    """The caches of all layers, by kind; those of layers that are alike are one object."""
 
     def __init__(self, layers: Sequence[LayerSpec], *, packed: bool) -> None:
         self._alignment = _ALIGNMENT_BYTES if packed else 1
         self._packed = packed
-        self.entries = [page for layer in layers for page in self._entry_pages(layer)]
-        self.windows = [self._window_page(layer) for layer in layers]
         ratios = sorted(_STATE_BLOCK_TOKENS)
-        self.states = [[page for layer in layers for page in self._state_pages(layer, ratio)] for ratio in ratios]
+        kinds = {
+            layer: (self._entry_pages(layer), self._window_page(layer), [self._state_pages(layer, r) for r in ratios])
+            for layer in set(layers)
+        }
+        made = [kinds[layer] for layer in layers]
+        self.entries = [page for entries, _, _ in made for page in entries]
+        self.windows = [window for _, window, _ in made]
+        self.states = [[page for _, _, states in made for page in states[number]] for number in range(len(ratios))]
+
+    def _page(self, name: str, tokens: int, unit_bytes: float, entry: int = 1, window: int | None = None) -> _Page:
+        return _Page(
+            name=name, tokens=tokens, unit_bytes=unit_bytes, entry_tokens=entry, window_tokens=window,
+            nbytes=round_up(round(tokens * unit_bytes), self._alignment),
+        )  # fmt: skip
 
     def _row(self, elements: int) -> int:
         return _ENTRY_BYTES * elements // 512 if self._packed else 2 * elements
@@ -132,56 +138,55 @@ class _Pages:
         for side in layer.sides:
             each = self._row(side.elements) if side.name == ENTRIES else _INDEXER_BYTES * side.elements // 128
             ratio = side.tokens_per_entry
-            made.append(
-                _Page(
-                    name=side.name, tokens=_BLOCK_TOKENS, unit_bytes=each / ratio, entry_tokens=ratio,
-                    alignment=self._alignment,
-                )
-            )  # fmt: skip
+            made.append(self._page(side.name, _BLOCK_TOKENS, each / ratio, ratio))
         return made
 
     def _window_page(self, layer: LayerSpec) -> _Page:
-        return _Page(
-            name="sliding attention", tokens=_WINDOW_BLOCK_TOKENS, unit_bytes=self._row(layer.head_dim),
-            window_tokens=layer.window_tokens, alignment=self._alignment,
-        )  # fmt: skip
+        each = self._row(layer.head_dim)
+        return self._page("sliding attention", _WINDOW_BLOCK_TOKENS, each, window=layer.window_tokens)
 
     def _state_pages(self, layer: LayerSpec, ratio: int) -> list[_Page]:
         spans = 2 if ratio == _OVERLAPPED else 1
+        tokens, window = _STATE_BLOCK_TOKENS[ratio], spans * ratio
         return [
-            _Page(
-                name="states of compressors", tokens=_STATE_BLOCK_TOKENS[ratio],
-                unit_bytes=2 * spans * side.elements * _STATE_ITEM_BYTES, window_tokens=spans * ratio,
-                alignment=self._alignment,
-            )
+            self._page("states of compressors", tokens, 2 * spans * side.elements * _STATE_ITEM_BYTES, window=window)
             for side in layer.sides
             if side.tokens_per_entry == ratio
-        ]  # fmt: skip
+        ]
+
+
+class _Padding(dict[int, int]):
+    """The bytes that pages of so many bytes are made: the next size that the entries have, else their own."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def __missing__(self, nbytes: int) -> int:
+        self[nbytes] = min((size for size in self.sizes if size >= nbytes), default=nbytes)
+        return self[nbytes]
 
 
 def _built(pages: _Pages, setup: Setup, in_flight: int) -> CompressedAllocation:
-    sizes = sorted({page.nbytes for page in pages.entries})
+    padded = _Padding(sorted({page.nbytes for page in pages.entries}))
     most = max(Counter(page.nbytes for page in pages.entries).values())
     kinds = [kind for kind in (pages.windows, *pages.states) if kind]
     tuples = _tuples([most, *(_tuple_count(kind) for kind in kinds)])
-    split = [pages.entries, *(part for kind in kinds for part in _split(kind, sizes, tuples))]
+    split = [pages.entries, *(part for kind in kinds for part in _split(kind, padded, tuples))]
+    counts = [Counter(padded[page.nbytes] for page in group) for group in split]
     slots: Counter[int] = Counter()
-    for group in split:
-        slots |= Counter(_padded(page, sizes) for page in group)
+    for count in counts:
+        slots |= count
     block_bytes = sum(size * count for size, count in slots.items())
-    own = [sum(_padded(page, sizes) for page in group) for group in split]
-    charged = max(max(Counter(_padded(page, sizes) for page in group).values()) for group in split) * sum(sizes)
+    own = [sum(size * count for size, count in group.items()) for group in counts]
     return CompressedAllocation(
-        groups=tuple(_group(group, sizes, block_bytes, setup, in_flight) for group in split),
+        groups=tuple(
+            _group(group, size, block_bytes, setup, in_flight) for group, size in zip(split, own, strict=True)
+        ),
         setup=setup,
-        charged_block_bytes=charged,
+        charged_block_bytes=max(max(count.values()) for count in counts) * sum(padded.sizes),
         weights=tuple(size / own[0] for size in own),
     )
-
-
-def _padded(page: _Page, sizes: Sequence[int]) -> int:
-    """Return the page's bytes made as large as the next page of entries."""
-    return min((size for size in sizes if size >= page.nbytes), default=page.nbytes)
 
 
 def _tuple_count(pages: Sequence[_Page]) -> int:
@@ -198,16 +203,16 @@ def _tuples(counts: Sequence[int]) -> int:
     return min(range(counts[0], max(counts) + 1), key=lambda size: (added(size), -size))
 
 
-def _split(pages: Sequence[_Page], sizes: Sequence[int], tuples: int) -> list[list[_Page]]:
+def _split(pages: Sequence[_Page], padded: Mapping[int, int], tuples: int) -> list[list[_Page]]:
     """Return a kind's pages in groups of about *tuples* layers."""
     by_size: dict[int, list[_Page]] = {}
     for page in pages:
-        by_size.setdefault(_padded(page, sizes), []).append(page)
+        by_size.setdefault(padded[page.nbytes], []).append(page)
     groups = ceil_div(len(next(iter(by_size.values()))), tuples)
     return [[page for kind in by_size.values() for page in kind[number::groups]] for number in range(groups)]
 
 
-def _group(pages: Sequence[_Page], sizes: Sequence[int], block_bytes: int, setup: Setup, in_flight: int) -> CacheGroup:
+def _group(pages: Sequence[_Page], padded_bytes: int, block_bytes: int, setup: Setup, in_flight: int) -> CacheGroup:
     first = pages[0]
     window = first.window_tokens
     parts = tuple(
@@ -221,12 +226,11 @@ def _group(pages: Sequence[_Page], sizes: Sequence[int], block_bytes: int, setup
         )
         for page, count in Counter(pages).items()
     )
-    padded = sum(_padded(page, sizes) for page in pages)
     return CacheGroup(
         parts=parts,
         block_tokens=first.tokens,
-        page_padding_bytes=padded - sum(page.tokens * page.unit_bytes for page in pages),
-        padding_layer_bytes=block_bytes - padded,
+        page_padding_bytes=padded_bytes - sum(page.tokens * page.unit_bytes for page in pages),
+        padding_layer_bytes=block_bytes - padded_bytes,
         held_tokens_max=None if window is None else window - 1 + in_flight,
         spare_blocks=0 if window is None else 1,
     )

@@ -9,6 +9,7 @@ from rich.markup import escape
 
 from kvplan.core.sizes import CacheSize
 from kvplan.engines import find_engine
+from kvplan.engines.limits import release
 from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes, format_count
 
@@ -56,8 +57,8 @@ def _label(model: str) -> str:
 
 def _allocator(size: CacheSize) -> str:
     engine = find_engine(size.engine)
-    version = ".".join(map(str, size.setup.version or ()))
-    return f"{engine.title} {version}" if version else engine.allocator
+    version = engine.limits.counted(size.setup.version)
+    return f"{engine.title} {release(version)}" if version else engine.allocator
 
 
 def _print_table(console: Console, results: Sequence[CacheSize]) -> None:

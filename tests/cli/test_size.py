@@ -56,6 +56,9 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--engine", "vllm", "--pp", "17"], 2, "17 stages for 16 layers"),
         (["--engine", "vllm", "--draft-tokens", "1"], 2, "has no draft layers"),
         (["--engine-version", "new"], 2, "no version"),
+        (["--engine", "vllm", "--engine-version", "0.0.1"], 2, "0.6 to 0.29 are known"),
+        (["--engine", "trtllm", "--engine-option", "no-such"], 2, "is no option of TensorRT-LLM"),
+        (["--engine", "vllm", "--block-size", "3"], 2, "use 16"),
         (["--context", "8193"], 2, "beyond the 8192"),
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
@@ -254,3 +257,17 @@ def test_what_the_user_knows_of_the_memory_is_taken_off(run: Any, config: Path) 
     assert memory["pool"]["bytes"] == pytest.approx(memory["usable"]["bytes"] - taken, abs=1)
     alone = run("size", config, "--graph-memory", "1GiB")
     assert (alone.status, alone.err.count("\n")) == (2, 1)
+
+
+def test_a_release_that_is_not_known_is_not_said_to_be_counted(run: Any, config: Path) -> None:
+    shown = run("size", config, "--engine", "vllm", "--engine-version", "99999").out
+    assert "as vLLM 0.29 allocates" in shown
+    assert "99999 is counted by the rules of 0.29" in " ".join(shown.split())
+
+
+def test_a_setting_that_one_engine_does_not_take_is_an_answer_beside_others(run: Any, config: Path) -> None:
+    answer = run("size", config, "--tp", 2, "--engine", "vllm", "--engine", "llama.cpp", "--json")
+    vllm, llama = json.loads(answer.out)["results"]
+    assert answer.status == 0
+    assert vllm["allocated"]["bytes_per_sequence"] == 8192 * 16 * 2 * 4 * 128 * 2
+    assert "whole layers" in llama["reason"]

@@ -11,18 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Setup
+from kvplan.engines import ENGINES
+from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
-from kvplan.engines.llama_cpp import (
+from kvplan.engines.llama_cpp import allocate
+from kvplan.engines.llama_cpp_buffers import (
     DRAFT_TYPE,
     OTHER_SLOTS,
     OTHER_STATES,
     WIDE_STATES,
     WIDE_VALUES,
     BufferAllocation,
-    allocate,
-    launch,
-)  # fmt: skip
+)
 from kvplan.engines.llama_cpp_formats import FORMATS
+from kvplan.engines.llama_cpp_launch import launch
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 
 MIB = 1 << 20
@@ -326,7 +328,7 @@ def test_what_llama_cpp_does_not_have_is_refused(
     spec: Any, config: dict[str, Any], form: str, setup: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        allocate(spec(**config), form, Setup(context_tokens=64, **setup))
+        checked(ENGINES["llama.cpp"], spec(**config), form, Setup(context_tokens=64, **setup))
 
 
 def test_a_pool_holds_slots_and_one_long_context(spec: Any) -> None:

@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from kvplan.core.allocation import BEHIND_WINDOW, REPLICATED, ROUNDING, Setup
+from kvplan.engines import ENGINES
+from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
 from kvplan.engines.lmdeploy import EXTRA_INPUT, FLOAT_STATES, STATE_TYPE, allocate, launch, slab_bytes
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
@@ -103,7 +105,7 @@ def test_what_turbomind_does_not_have_is_refused(
     spec: Any, config: dict[str, Any], form: str, setup: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        allocate(spec(**config), form, Setup(context_tokens=64, **setup))
+        checked(ENGINES["lmdeploy"], spec(**config), form, Setup(context_tokens=64, **setup))
 
 
 def test_the_command_has_lmdeploys_own_flags() -> None:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from kvplan.core.allocation import BEHIND_WINDOW, REPLICATED, SPARE, Setup
+from kvplan.engines import ENGINES
+from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
-from kvplan.engines.sglang import allocate, launch
+from kvplan.engines.sglang import allocate
+from kvplan.engines.sglang_launch import launch
 from kvplan.engines.sglang_pools import EMPTY_LAYERS
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
 
@@ -255,7 +258,7 @@ def test_what_sglang_does_not_have_is_refused(
     spec: Any, config: dict[str, Any], form: str, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        allocate(spec(**config), form, Setup(context_tokens=64, **options))
+        checked(ENGINES["sglang"], spec(**config), form, Setup(context_tokens=64, **options))
 
 
 def test_states_of_classes_that_sglang_does_not_pool_are_refused(spec: Any) -> None:

@@ -16,6 +16,8 @@ from transformers import (
 
 from kvplan.core.allocation import Setup
 from kvplan.core.specs import ModelSpec
+from kvplan.engines import ENGINES
+from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
 from kvplan.engines.transformers_cache import (
     EXTRA_INPUT,
@@ -181,7 +183,7 @@ def test_tokens_wait_in_16_bits_until_all_are_quantized(spec: Any) -> None:
          "groups of 64 do not divide the 80"),
         (LLAMA_8B, "quanto-int4", {"options": frozenset({STATIC})}, UnsupportedFormatError, "static"),
         (LLAMA_8B, "q4_0", {}, UnsupportedFormatError, "no cache format"),
-        (LLAMA_8B, "bf16", {"version": (4, 57)}, InputError, "transformers 4"),
+        (LLAMA_8B, "bf16", {"version": (4, 57)}, InputError, "transformers 4.57"),
         (LLAMA_8B, "bf16", {"pipeline_parallel": 2}, InputError, "device_map"),
         (LLAMA_8B, "bf16", {"tensor_parallel": 16}, InputError, "16 tensor parallel ranks"),
         (LLAMA_8B, "quanto-int4", {"options": frozenset({"q_group_size=x"})}, InputError, "'x'"),
@@ -195,7 +197,7 @@ def test_what_transformers_does_not_have_is_refused(
     spec: Any, config: dict[str, Any], form: str, setup: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        allocate(spec(**config), form, Setup(context_tokens=64, **setup))
+        checked(ENGINES["transformers"], spec(**config), form, Setup(context_tokens=64, **setup))
 
 
 def test_a_batch_fits_as_long_as_its_sequences_do(spec: Any) -> None:

@@ -3,8 +3,11 @@
 from typing import Any
 
 import pytest
+import yaml
 
 from kvplan.core.allocation import BEHIND_WINDOW, REPLICATED, Setup
+from kvplan.engines import ENGINES
+from kvplan.engines import allocate as checked
 from kvplan.engines.engine import Launch
 from kvplan.engines.trtllm import EMPTY_LAYERS, allocate, launch
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
@@ -185,7 +188,7 @@ def test_what_tensorrt_llm_does_not_have_is_refused(
     spec: Any, config: dict[str, Any], form: str, options: dict[str, Any], error: type[Exception]
 ) -> None:
     with pytest.raises(error):
-        allocate(spec(**config), form, Setup(context_tokens=64, **options))
+        checked(ENGINES["trtllm"], spec(**config), form, Setup(context_tokens=64, **options))
 
 
 @pytest.mark.parametrize(
@@ -221,3 +224,17 @@ def test_the_command_has_tensorrt_llms_own_keys() -> None:
         "kv_cache_config:", "  dtype: fp8", "  tokens_per_block: 32", "  free_gpu_memory_fraction: 0.85",
         "  max_tokens: 3200", "  enable_block_reuse: true",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "dtype"), [("bf16", "bfloat16"), ("fp16", "float16")])
+def test_a_cache_in_16_bits_is_of_the_type_that_the_model_is_told_to_run_in(form: str, dtype: str) -> None:
+    """kv_cache_config.dtype takes fp8, nvfp4 and auto (tensorrt_llm/_torch/pyexecutor/model_loader.py, 1.2)."""
+    text = launch(Launch(model="org/m", format=form, block_tokens=32, context_tokens=512, sequences=1)).file_text
+    said = yaml.safe_load(text)
+    assert (said["dtype"], said["kv_cache_config"]["dtype"]) == (dtype, "auto")
+    assert "kv_cache_quant_algo" in text
+
+
+def test_a_format_that_is_chosen_when_an_engine_is_built_has_no_command() -> None:
+    with pytest.raises(UnsupportedFormatError, match="no option"):
+        launch(Launch(model="org/m", format="int8", block_tokens=32, context_tokens=512, sequences=1))
