@@ -35,7 +35,8 @@ from kvplan.errors import UnsupportedFormatError, UnsupportedModelError
 from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, ceil_div, round_up
 
 NAME: Final = "vllm"
-RULES: Final = "0.29"
+RULES: Final = "0.25"
+"""Of which public logs of windows are reproduced; what changed later is counted where a newer release is named."""
 BATCHED_TOKENS: Final = 8192
 """Of the API server on devices of 70 GiB and more; 2,048 on smaller ones (vllm/engine/arg_utils.py)."""
 HYBRID_OFF: Final = "disable-hybrid-kv-cache-manager"
@@ -197,7 +198,7 @@ def _attention_page(model: ModelSpec, layer: LayerSpec, form: EngineFormat, setu
 
 def in_flight_tokens(setup: Setup) -> int:
     """Return the tokens whose blocks a window cannot give back yet: one batch, or two since asynchronous scheduling."""
-    batches = 2 if setup.version is None or setup.version >= _IN_FLIGHT_DOUBLED else 1
+    batches = 2 if (setup.version or ()) >= _IN_FLIGHT_DOUBLED else 1
     return batches * (setup.max_batched_tokens or BATCHED_TOKENS)
 
 
@@ -357,8 +358,7 @@ def _notes(setup: Setup, layers: Sequence[LayerSpec]) -> tuple[str, ...]:
         )
     if windows and setup.version is None:
         notes.append(
-            "two batches are in flight with asynchronous scheduling, vLLM's default from 0.26 on: "
-            "--engine-version 0.25 counts one"
+            "from 0.26 vLLM keeps two batches in flight with asynchronous scheduling: --engine-version 0.26 counts so"
         )
     if any(layer.kind is LayerKind.FULL and layer.window_tokens for layer in layers):
         notes.append("vLLM keeps every token of these windows: its hybrid manager is off")
