@@ -5,13 +5,13 @@ contradicted are the explanation, and are named. Where several explain as much, 
 which a figure can no longer be computed explains nothing.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product as combinations
 from typing import Any, Final, TypeVar
 
 from kvplan.core.allocation import Setup
-from kvplan.engines.logs import Finding, Printed, Verdict
+from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 
 GIB: Final = 2.0**30
 Band = tuple[float, float]
@@ -50,6 +50,18 @@ def unchecked(check: Check, reason: str) -> Finding:
         line=check.figure.line, what=check.what, printed=check.figure.text, verdict=Verdict.NOT_CHECKED, reason=reason,
         needs_model=True,
     )  # fmt: skip
+
+
+def format_choices(facts: LogFacts, own: str, run: str, unsaid: Mapping[str, str]) -> list[Choice]:
+    """Return the formats that a cache may be in: the one that the log names, or the engine's *own* default.
+
+    Where that is the checkpoint's word, the type that the model *run*s in is tried too; *unsaid* are others that the
+    log may leave unsaid, by name, in words.
+    """
+    if facts.format:
+        return [("", {"format": facts.format})]
+    others = {run: "the cache is in 16 bits, whatever the checkpoint says", **unsaid}
+    return [("", {"format": own}), *((text, {"format": name}) for name, text in others.items() if name != own)]
 
 
 def settings(

@@ -6,7 +6,19 @@ from typing import Final
 
 from kvplan.core.allocation import CacheGroup, CachePart, Setup
 from kvplan.core.specs import ModelSpec
-from kvplan.engines.checks import GIB, Bands, Check, Choice, best_case, exact, judge, settings, unchecked
+from kvplan.engines.checks import (
+    GIB,
+    Bands,
+    Check,
+    Choice,
+    best_case,
+    exact,
+    format_choices,
+    judge,
+    settings,
+    unchecked,
+)
+from kvplan.engines.engine import run_type
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 from kvplan.engines.sglang import OLDEST, allocate_stages, key_share
 from kvplan.engines.sglang_formats import default_format
@@ -218,10 +230,8 @@ def _case(model: ModelSpec, form: str, setup: Setup) -> _Case:
 
 
 def _formats(facts: LogFacts, model: ModelSpec) -> list[Choice]:
-    if facts.format:
-        return [("", {"format": facts.format})]
-    own = default_format(model)
-    return [("", {"format": own}), ("the cache is in 8 bits", {"format": "fp8_e4m3"})]
+    unsaid = {"fp8_e4m3": "the cache is in 8 bits"}
+    return format_choices(facts, default_format(model), run_type(model), unsaid)
 
 
 def _ranks(facts: LogFacts) -> list[Choice]:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan.core.specs import ModelSpec
-from kvplan.engines.checks import GIB, Bands, Check, Choice, best_case, judge, settings, unchecked
+from kvplan.engines.checks import GIB, Bands, Check, Choice, best_case, format_choices, judge, settings, unchecked
+from kvplan.engines.engine import run_type
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 from kvplan.engines.trtllm import ATTENTION_DP, STATE_TYPE, WINDOWS, WindowPools, allocate, default_format
 from kvplan.engines.trtllm_log import FRACTION, fraction
@@ -184,12 +185,8 @@ def _cases(facts: LogFacts, model: ModelSpec) -> tuple[list[tuple[tuple[str, ...
 
 
 def _formats(facts: LogFacts, model: ModelSpec) -> list[Choice]:
-    if facts.format:
-        return [("", {"format": facts.format})]
-    return [
-        ("", {"format": default_format(model)}), ("the cache is in 8 bits", {"format": "fp8"}),
-        ("the cache is in 4 bits", {"format": "nvfp4"}),
-    ]  # fmt: skip
+    unsaid = {"fp8": "the cache is in 8 bits", "nvfp4": "the cache is in 4 bits"}
+    return format_choices(facts, default_format(model), run_type(model), unsaid)
 
 
 def _ranks(facts: LogFacts) -> list[Choice]:

@@ -10,7 +10,8 @@ from typing import Final
 
 from kvplan.core.allocation import GroupedAllocation, Setup
 from kvplan.core.specs import LayerKind, ModelSpec
-from kvplan.engines.checks import GIB, Band, Bands, Check, Choice, best_case, judge, settings, unchecked
+from kvplan.engines.checks import GIB, Band, Bands, Check, Choice, best_case, format_choices, judge, settings, unchecked
+from kvplan.engines.engine import run_type
 from kvplan.engines.logs import Finding, LogFacts, Printed, Verdict
 from kvplan.engines.vllm import HYBRID_OFF, allocate, default_format
 from kvplan.errors import KvplanError
@@ -81,11 +82,8 @@ def _cases(facts: LogFacts, model: ModelSpec | None) -> tuple[_Cases, str]:
 
 
 def _formats(facts: LogFacts, model: ModelSpec) -> list[Choice]:
-    if facts.format:
-        return [("", {"format": facts.format})]
-    own = default_format(model)
-    unsaid: list[Choice] = [] if "format" in facts.stated else [("the cache is in 8 bits", {"format": "fp8_e4m3"})]
-    return [("", {"format": own}), *unsaid]
+    unsaid = {} if "format" in facts.stated else {"fp8_e4m3": "the cache is in 8 bits"}
+    return format_choices(facts, default_format(model), run_type(model), unsaid)
 
 
 def _ranks(facts: LogFacts) -> list[Choice]:
@@ -208,7 +206,21 @@ def _block_band(allocation: GroupedAllocation, facts: LogFacts) -> Band | None:
         size = allocation.groups[0].bytes_per_block
         return max(0.0, available.low // size - _BLOCKS_LOST), available.high // size
     blocks = facts.last("blocks")
-    return None if blocks is None else (blocks.value, blocks.value)
+    return _blocks_of_tokens(allocation, facts) if blocks is None else (blocks.value, blocks.value)
+
+
+def _blocks_of_tokens(allocation: GroupedAllocation, facts: LogFacts) -> Band | None:
+    """Return the blocks that were printed as tokens by the older formula, where concurrency can belie them."""
+    tokens = facts.last("tokens")
+    if tokens is None or facts.last("concurrency") is None or not _by_groups(allocation, facts):
+        return None
+    groups = len(allocation.groups)
+    each = tokens.value // _smallest_block(allocation) * groups
+    return each, each + groups - 1
+
+
+def _smallest_block(allocation: GroupedAllocation) -> int:
+    return min(group.block_tokens or allocation.setup.context_tokens for group in allocation.groups)
 
 
 def _longest_band(allocation: GroupedAllocation, facts: LogFacts, blocks: Band) -> Band:
@@ -233,7 +245,7 @@ def _token_bands(figure: Printed, allocation: GroupedAllocation, facts: LogFacts
     A figure that is of no whole number of blocks is none of the pool's: those of the nearest numbers are returned.
     """
     context, each = allocation.setup.context_tokens, _blocks_each(allocation)
-    smallest = min(group.block_tokens or context for group in allocation.groups)
+    smallest = _smallest_block(allocation)
     if _by_groups(allocation, facts):
         low, high = (count // len(allocation.groups) for count in blocks)
         return _in_steps(figure, (low, high), smallest, cut=0)

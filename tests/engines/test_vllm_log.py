@@ -1,9 +1,11 @@
 """Logs of vLLM, cut to the lines that matter, and what is said of each figure."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from kvplan.core.specs import StatedCache
 from kvplan.engines import explain_log, read_log
 from kvplan.engines.logs import Finding, Verdict
 
@@ -260,3 +262,68 @@ def test_a_log_that_breaks_off_is_read_as_far_as_it_goes(spec: Any, lines: int) 
 @pytest.mark.parametrize(("log", "config"), [(HYBRID, QWEN_36_35B), (COLOURED, LLAMA_70B), (SINGLE, LLAMA_8B)])
 def test_no_other_figure_agrees(spec: Any, agreeing: Any, log: str, config: dict[str, Any]) -> None:
     assert agreeing(log, spec(**config)) == []
+
+
+QWEN_35_27B = {"layers": 64, "heads": 24, "kv": 4, "hidden": 5120, "head_dim": 256, "model_type": "qwen3_5_text",
+               "linear_conv_kernel_dim": 4, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+               "linear_num_key_heads": 16, "linear_num_value_heads": 48, "mamba_ssm_dtype": "float32",
+               "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 16,
+               "max_position_embeddings": 262144}  # fmt: skip
+
+
+@pytest.mark.parametrize("concurrency", ["33.04x", "31.54x"])
+def test_tokens_by_the_older_formula_tell_the_blocks_that_concurrency_is_held_against(
+    spec: Any, concurrency: str
+) -> None:
+    """https://github.com/vllm-project/vllm/issues/40691, 0.19.0: 33.04x, with no word of the pool's memory."""
+    log = f"""
+INFO Initializing a V1 LLM engine (v0.19.0) with config: model='Qwen3.5-27B', max_seq_len=32768, tensor_parallel_size=1
+INFO [kv_cache_utils.py:1319] GPU KV cache size: 290,864 tokens
+INFO [kv_cache_utils.py:1324] Maximum concurrency for 32,768 tokens per request: {concurrency}
+"""
+    found = explained(spec, log, QWEN_35_27B)
+    right = concurrency == "33.04x"
+    assert found["maximum concurrency"].verdict is (Verdict.AGREES if right else Verdict.UNEXPLAINED)
+    if right:
+        assert found["GPU KV cache size"].verdict is Verdict.MISLEADS
+        assert found[RATIO].verdict is Verdict.MISLEADS
+
+
+def test_a_log_of_16_bits_is_explained_with_a_config_that_names_8(spec: Any) -> None:
+    """The same log, held against the config of a quantized checkpoint of the model."""
+    log = """
+INFO Initializing a V1 LLM engine (v0.19.0) with config: model='Qwen3.5-27B', max_seq_len=32768, tensor_parallel_size=1
+INFO [kv_cache_utils.py:1319] GPU KV cache size: 290,864 tokens
+INFO [kv_cache_utils.py:1324] Maximum concurrency for 32,768 tokens per request: 33.04x
+"""
+    facts = read_log(log, "vllm")
+    assert facts is not None
+    model = replace(spec(**QWEN_35_27B), stated_cache=StatedCache(format="fp8_e4m3", library="modelopt"))
+    found = {finding.what: finding for finding in explain_log(facts, model)}
+    assert found["maximum concurrency"].verdict is Verdict.EXPLAINED
+    assert "16 bits, whatever the checkpoint says" in found["maximum concurrency"].reason
+
+
+@pytest.mark.parametrize(
+    ("model", "said", "memory", "context", "tokens", "concurrency"),
+    [
+        # https://github.com/noonghunna/club-3090/issues/612, Qwen3.6-35B-A3B-NVFP4 on one RTX 5090
+        (QWEN_36_35B, "'kv_cache_dtype': 'fp8', 'max_num_seqs': 1", "5.98", 131072, "567,978", "4.33"),
+        # https://github.com/mitchross/talos-argocd-proxmox/pull/1995, Qwen3.8-27B-FP8 on two RTX 3090
+        (QWEN_35_27B, "'kv_cache_dtype': 'fp8_e4m3', 'tensor_parallel_size': 2", "4.99", 131072, "302,921", "2.31"),
+    ],
+)
+def test_hybrids_of_8_bits_are_followed_to_the_last_figure(
+    spec: Any, model: Any, said: str, memory: str, context: int, tokens: str, concurrency: str
+) -> None:
+    log = f"""
+INFO [api_utils.py:273] non-default args: {{'max_model_len': {context}, {said}, 'enable_prefix_caching': True, \
+'max_num_batched_tokens': 8192}}
+INFO [core.py:114] Initializing a V1 LLM engine (v0.24.0) with config: model='x'
+INFO [gpu_worker.py:508] Available KV cache memory: {memory} GiB
+INFO [kv_cache_utils.py:2146] GPU KV cache size: {tokens} tokens
+INFO [kv_cache_utils.py:2147] Maximum concurrency for {context:,} tokens per request: {concurrency}x
+"""
+    found = explained(spec, log, model)
+    assert found["maximum concurrency"].verdict is Verdict.AGREES
+    assert found["GPU KV cache size"].verdict is Verdict.MISLEADS
