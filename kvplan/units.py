@@ -79,17 +79,19 @@ def parse_seconds(text: str) -> float:
 
 
 def parse_version(text: str) -> tuple[int, ...]:
-    """Return the numbers that a release's name begins with.
+    """Return the numbers that a release's name begins with, or the one of a build.
 
     Raises:
         InputError: It begins with none.
 
     >>> parse_version("v0.29.1rc1")
     (0, 29, 1)
+    >>> parse_version("b6182")
+    (6182,)
     """
-    match = re.match(r"v?(\d+(?:\.\d+)*)", text)
+    match = re.fullmatch(r"b(\d+)", text) or re.match(r"v?(\d+(?:\.\d+)*)", text)
     if match is None:
-        raise InputError(f"{text!r} is no version", hint="write it as 0.29")
+        raise InputError(f"{text!r} is no version", hint="write it as 0.29, or a build as b6182")
     return tuple(int(part) for part in match[1].split("."))
 
 

@@ -1,18 +1,27 @@
 """`kvplan recommend`: the least aggressive setting that meets a workload's targets."""
 
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import typer
 
-from kvplan.errors import ExitStatus, InputError, NotComparableError, UnsupportedFormatError
+from kvplan.errors import ExitStatus, InputError, KvplanError, NotComparableError, UnsupportedFormatError
 
 if TYPE_CHECKING:
     from kvplan.core.assessments import Measurements
+    from kvplan.core.plans import Plan
     from kvplan.core.records import Profile
     from kvplan.core.specs import ModelSpec
     from kvplan.core.workloads import Workload
+    from kvplan.engines.engine import Engine
+
+_KEYS: Final = {
+    "--tp": ("parallel.tensor", ""), "--pp": ("parallel.pipeline", ""), "--block-size": ("search.block_size", ""),
+    "--prefix-caching": ("prefix_caching", "set it to false"),
+}  # fmt: skip
+"""A workload's keys by the options of `kvplan size` that engines name, and how they are mended if not as those are."""
 
 
 def register(app: typer.Typer) -> None:
@@ -38,7 +47,6 @@ def recommend_command(
     from kvplan.core.planner import make_plan
     from kvplan.core.plans import Outcome
     from kvplan.engines import OWN, find_engine
-    from kvplan.engines.settings import engine_settings
     from kvplan.store.workloads import load_workload
 
     asked = load_workload(workload, engine=engine)
@@ -50,10 +58,10 @@ def recommend_command(
     if chosen.name == OWN:
         plan = make_plan(asked, model, known)
     else:
-        device = known.device.name if known.device else asked.device
-        model = chosen.served(model)
-        settings, refused = engine_settings(chosen, asked, model, device)
-        plan = make_plan(asked, model, known, settings=settings, refused=refused, engine=chosen.name)
+        try:
+            plan = _engine_plan(chosen, asked, chosen.served(model), known)
+        except KvplanError as error:
+            raise _of_file(error, workload) from error
     if as_json:
         from kvplan.engines.launching import launch_text
         from kvplan.report.json import plan_json
@@ -66,6 +74,27 @@ def recommend_command(
         print_plan(open_console(), plan, asked, path=str(workload), explain=explain)
     statuses = {Outcome.NOTHING_FITS: ExitStatus.NOT_MET, Outcome.UNDECIDED: ExitStatus.UNSUPPORTED}
     raise typer.Exit(statuses.get(plan.outcome, ExitStatus.DONE))
+
+
+def _engine_plan(engine: "Engine", asked: "Workload", model: "ModelSpec", known: "Measurements") -> "Plan":
+    from kvplan.core.planner import make_plan
+    from kvplan.core.specs import DeviceKind
+    from kvplan.engines.settings import engine_settings, plan_notes
+
+    device = asked.device
+    if known.device:
+        device = "cpu" if known.device.kind is DeviceKind.CPU else known.device.name
+    settings, refused = engine_settings(engine, asked, model, device)
+    plan = make_plan(asked, model, known, settings=settings, refused=refused, engine=engine.name)
+    return replace(plan, remarks=(*plan.remarks, *plan_notes(engine, asked, model, plan)))
+
+
+def _of_file(error: KvplanError, path: Path) -> KvplanError:
+    """Return *error* with the workload's key where it names an option of `kvplan size`."""
+    if error.where not in _KEYS:
+        return error
+    key, mend = _KEYS[error.where]
+    return type(error)(f"{key}: {error.message}", where=str(path), hint=mend or error.hint)
 
 
 def _check_context(workload: "Workload", model: "ModelSpec", path: Path) -> None:

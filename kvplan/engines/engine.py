@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from kvplan.engines.logs import Finding, Line, LogFacts
 
 
+CHECKPOINT: Final = "checkpoint"
+GGUF: Final = "GGUF"
 AUTO: Final = "auto"
 """The engine's own default for a model."""
 
@@ -99,6 +101,8 @@ class Engine:
         logs: The module that reads its start-up logs and the one that explains their figures; empty where it prints
             none that is known. They are imported when a log is read.
         batched_tokens: Of a forward pass where nothing is said.
+        splits_batches: Whether a larger batch is computed in passes of that many.
+        reads: The files of weights that it is started with.
         batch_logits: Whether it makes logits of every token of a batch, not of each sequence's last.
         dequantizes: Whether the weights of a GGUF file are made 16 bits when they are loaded.
         pairs: Whether K and V may have formats of their own, written K/V.
@@ -115,6 +119,8 @@ class Engine:
     default_format: Callable[[ModelSpec], str] = run_type
     logs: tuple[str, str] | tuple[()] = ()
     batched_tokens: int = 8192
+    splits_batches: bool = False
+    reads: frozenset[str] = frozenset({CHECKPOINT})
     batch_logits: bool = False
     dequantizes: bool = False
     pairs: bool = False
@@ -128,6 +134,12 @@ class Engine:
     def format_name(self, model: ModelSpec, name: str) -> str:
         """Return the format that *name* asks for: `auto` is the model's default, any other is itself."""
         return self.default_format(model) if name.removeprefix(f"{self.name}:") == AUTO else name
+
+    def pass_tokens(self, batch_tokens: int | None) -> int:
+        """Return the tokens of a forward pass where a batch has as many; None is the engine's own."""
+        if batch_tokens is None:
+            return self.batched_tokens
+        return min(batch_tokens, self.batched_tokens) if self.splits_batches else batch_tokens
 
     def has_format(self, name: str) -> bool:
         """Whether it caches in the format of a name of its own, or in one that stores the same bits."""

@@ -13,7 +13,7 @@ from kvplan.core.formats import in_residual, read_format
 from kvplan.core.logical import logical_size
 from kvplan.core.memory import layer_layouts
 from kvplan.core.specs import ModelSpec
-from kvplan.engines.engine import Engine, Launch, LaunchText
+from kvplan.engines.engine import CHECKPOINT, GGUF, Engine, Launch, LaunchText
 from kvplan.engines.limits import Limits
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.format import CacheFormat
@@ -138,5 +138,6 @@ LIMITS: Final = Limits(
 )
 
 ENGINE: Final = Engine(
-    limits=LIMITS, dequantizes=True, name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch
-)
+    limits=LIMITS, dequantizes=True, name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch,
+    reads=frozenset({CHECKPOINT, GGUF}),
+)  # fmt: skip

@@ -97,13 +97,19 @@ def _check_release(engine: str, limits: Limits, version: Release) -> tuple[str, 
     counted = limits.counted(version)
     if version < limits.oldest:
         message = f"how {engine} {release(version)} allocates is not known here"
-        raise UnsupportedSettingError(
-            message, where="--engine-version", hint=f"{release(limits.oldest)} to {release(limits.newest)} are known"
-        )
+        raise UnsupportedSettingError(message, where="--engine-version", hint=_known(limits))
     if counted == version:
         return ()
     newest = release(limits.newest)
     return (f"{engine} {release(version)} is counted by the rules of {newest}, the newest that are known here",)
+
+
+def _known(limits: Limits) -> str:
+    if limits.builds:
+        return f"write {release(limits.oldest)}, or a build as b6182"
+    if limits.oldest == limits.newest:
+        return f"{release(limits.oldest)} is known"
+    return f"{release(limits.oldest)} to {release(limits.newest)} are known"
 
 
 def release(version: Release) -> str:

@@ -2,9 +2,9 @@
 
 from typing import Final
 
-from kvplan.engines.engine import Engine
+from kvplan.engines.engine import GGUF, Engine
 from kvplan.engines.limits import Limits
-from kvplan.engines.llama_cpp import RULES, SWA_FULL, UNIFIED, allocate, default_format
+from kvplan.engines.llama_cpp import BATCH_TOKENS, RULES, SWA_FULL, UNIFIED, allocate, default_format
 from kvplan.engines.llama_cpp_devices import GPU_LAYERS, NO_OFFLOAD, TENSOR_SPLIT
 from kvplan.engines.llama_cpp_formats import FORMATS, NAME
 from kvplan.engines.llama_cpp_launch import launch
@@ -15,7 +15,7 @@ LIMITS: Final = Limits(
 )  # fmt: skip
 
 ENGINE: Final = Engine(
-    batched_tokens=512, batch_logits=True,
+    batched_tokens=BATCH_TOKENS, splits_batches=True, batch_logits=True, reads=frozenset({GGUF}),
     name=NAME, title="llama.cpp", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
     default_format=default_format, limits=LIMITS, pairs=True,
     logs=("kvplan.engines.llama_cpp_log", "kvplan.engines.llama_cpp_explain"),

@@ -1,8 +1,10 @@
 """An engine's formats as settings that a plan chooses among."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Final
 
 from kvplan.core.allocation import Allocation, Setup
 from kvplan.core.engine_memory import EngineMemory
@@ -10,16 +12,18 @@ from kvplan.core.formats import read_format
 from kvplan.core.gpus import capability_of
 from kvplan.core.memory import DeviceMemory
 from kvplan.core.packing import EngineFormat
+from kvplan.core.plans import Plan
 from kvplan.core.settings import Setting
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Search, Workload
 from kvplan.engines import allocate, engines_with, having
-from kvplan.engines.engine import Engine, run_type
-from kvplan.errors import UnsupportedFormatError
+from kvplan.engines.engine import CHECKPOINT, GGUF, Engine, run_type
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError
 from kvplan_kernels.layout import Order
 
 Refused = tuple[str, str]
 """A format and why it is not among the settings."""
+_NO_GPU: Final = "cpu"
 
 
 def engine_settings(
@@ -31,8 +35,13 @@ def engine_settings(
         engine: Not kvplan's own.
         workload: A search that it leaves at its default is over all of the engine's formats.
         model: What is served.
-        device: What the plan is for, by its driver's name; a format that it lacks is refused.
+        device: What the plan is for, by its driver's name or `cpu`; a format that it lacks is refused.
+
+    Raises:
+        UnsupportedModelError: The engine does not run the model, or is not started with such files.
+        UnsupportedSettingError: It does not take the workload's ranks, blocks or prefix caching.
     """
+    _check_files(engine, model)
     settings: list[Setting] = []
     refused: list[Refused] = []
     asked = workload.search.formats != Search().formats
@@ -86,7 +95,32 @@ def _pair(key: EngineFormat, value: EngineFormat) -> EngineFormat:
     return replace(key, name=f"{key.name}/{value.name}", value=value.value, same_as="", like="", aliases=())
 
 
+def _check_files(engine: Engine, model: ModelSpec) -> None:
+    if model.stored_weight_bytes is not None and GGUF not in engine.reads:
+        hint = "give the folder or the id of the checkpoint that it was made of"
+        raise UnsupportedModelError(f"{engine.title} reads no GGUF files", where=model.name, hint=hint)
+
+
+def plan_notes(engine: Engine, workload: Workload, model: ModelSpec, plan: Plan) -> tuple[str, ...]:
+    """Return what to know of how the engine allocates what was picked, and of starting it, a sentence each."""
+    option = plan.pick or plan.options[0]
+    sequences = sum(bucket.sequences(workload.target.concurrency) for bucket in workload.buckets)
+    allocation = allocate(engine, model, option.format, setup_of(engine, workload, None, sequences))
+    notes = [re.sub("--engine-(?:version|option)", r"kvplan size \g<0>", note) for note in allocation.notes]
+    return tuple(f"{engine.title}: {note}." for note in notes) + _start_notes(engine, workload.model, model)
+
+
+def _start_notes(engine: Engine, name: str, model: ModelSpec) -> tuple[str, ...]:
+    if name.endswith(".json"):
+        return (f"{name} is a config without weights: start {engine.title} with the files of its model instead.",)
+    if model.stored_weight_bytes is None and CHECKPOINT not in engine.reads:
+        return (f"{engine.title} reads GGUF files: convert {name} to one, or start it with a repository that has one.",)
+    return ()
+
+
 def _check_device(form: EngineFormat, device: str) -> None:
+    if device == _NO_GPU and form.capability is not None:
+        raise UnsupportedFormatError(f"{form.name} needs a GPU of {_needs(form)}", where=device)
     capability = capability_of(device)
     if capability is not None and form.capability is not None and capability < form.capability:
         raise UnsupportedFormatError(f"{form.name} needs {_needs(form)}", where=device)
@@ -96,13 +130,14 @@ def _block_sizes(workload: Workload) -> Sequence[int | None]:
     return workload.search.block_tokens if workload.search.block_tokens != Search().block_tokens else (None,)
 
 
-def setup_of(workload: Workload, block_tokens: int | None, sequences: int) -> Setup:
-    """Return what an engine is told to serve *workload* with *sequences* at once."""
+def setup_of(engine: Engine, workload: Workload, block_tokens: int | None, sequences: int) -> Setup:
+    """Return what *engine* is told to serve *workload* with *sequences* at once."""
+    batch_tokens = workload.max_batched_tokens
     return Setup(
         context_tokens=max(bucket.total_tokens for bucket in workload.buckets),
         tensor_parallel=workload.tensor_parallel,
         pipeline_parallel=workload.pipeline_parallel,
-        max_batched_tokens=workload.max_batched_tokens,
+        max_batched_tokens=None if batch_tokens is None else engine.pass_tokens(batch_tokens),
         block_tokens=block_tokens,
         sequences=sequences,
         prefix_caching=workload.prefix_caching,
@@ -112,7 +147,7 @@ def setup_of(workload: Workload, block_tokens: int | None, sequences: int) -> Se
 def _setting(
     engine: Engine, form: EngineFormat, model: ModelSpec, workload: Workload, block_tokens: int | None, device: str
 ) -> Setting:
-    allocation = allocate(engine, model, form.name, setup_of(workload, block_tokens, 1))
+    allocation = allocate(engine, model, form.name, setup_of(engine, workload, block_tokens, 1))
     blocks = [group.block_tokens for group in allocation.blocks if group.block_tokens]
     named = form.same_as or form.like or (form.name if not form.quantized else "")
     return Setting(
@@ -143,13 +178,13 @@ def _memory_of(
     _order: Order,
 ) -> DeviceMemory:
     def made(name: str, model: ModelSpec, workload: Workload, sequences: int) -> Allocation:
-        return allocate(engine, model, name, setup_of(workload, block_tokens, sequences))
+        return allocate(engine, model, name, setup_of(engine, workload, block_tokens, sequences))
 
     return EngineMemory(
         model=model,
         workload=workload,
         memory_bytes=memory_bytes,
-        batched_tokens=workload.max_batched_tokens or engine.batched_tokens,
+        batched_tokens=engine.pass_tokens(workload.max_batched_tokens),
         batch_logits=engine.batch_logits,
         allocate=partial(made, form.name),
         allocate_16_bit=partial(made, str(model.float_type)),

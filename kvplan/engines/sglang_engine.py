@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from kvplan.engines.engine import Engine
+from kvplan.engines.engine import CHECKPOINT, GGUF, Engine
 from kvplan.engines.limits import Limits
 from kvplan.engines.sglang import OLDEST, RULES, allocate
 from kvplan.engines.sglang_formats import FORMATS, NAME, default_format
@@ -24,6 +24,6 @@ LIMITS: Final = Limits(
 
 ENGINE: Final = Engine(
     name=NAME, title="SGLang", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=default_format, limits=LIMITS, check_model=check_model,
+    default_format=default_format, limits=LIMITS, check_model=check_model, reads=frozenset({CHECKPOINT, GGUF}),
     logs=("kvplan.engines.sglang_log", "kvplan.engines.sglang_explain"),
 )  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Final
 from kvplan.core.allocation import Allocation, BlockGroup, Capacity, Setup, Term, largest
 from kvplan.core.packing import BITS_16, EngineFormat, Packing
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
-from kvplan.engines.engine import Engine, Launch, LaunchText, find_format, refuse_layer, run_type
+from kvplan.engines.engine import CHECKPOINT, GGUF, Engine, Launch, LaunchText, find_format, refuse_layer, run_type
 from kvplan.engines.limits import Limits
 from kvplan.engines.transformers_models import RUN
 from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
@@ -347,5 +347,5 @@ LIMITS: Final = Limits(
 
 ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type, limits=LIMITS, dequantizes=True,
+    default_format=run_type, limits=LIMITS, dequantizes=True, reads=frozenset({CHECKPOINT, GGUF}),
 )  # fmt: skip

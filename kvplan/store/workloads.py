@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvplan.core.workloads import Arrival, Bucket, Prefill, QualityBudget, Search, Target, Workload
-from kvplan.engines import ENGINES, find_engine
+from kvplan.engines import ENGINES, engines_with, find_engine, having
 from kvplan.engines.engine import Engine
-from kvplan.errors import InputError
+from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.store.documents import Section, Value, open_document
 from kvplan.units import parse_share
 from kvplan_kernels.format import FloatType, UnsupportedError, parse
@@ -44,6 +44,7 @@ def load_workload(path: Path | str, *, engine: str | None = None) -> Workload:
 
     Raises:
         InputError: The file or a value in it cannot be taken; the message has the line and the mend.
+        UnsupportedFormatError: It is for kvplan's own runtime, and a format is another engine's alone.
     """
     section = open_document(Path(path), _KEYS)
     tensor, pipeline = section.read("parallel", _read_parallel, (1, 1))
@@ -168,12 +169,28 @@ def layout_refusal(format_name: str, block_tokens: int) -> str:
 def _read_formats(value: Value, engine: Engine) -> tuple[str, ...]:
     found: list[str] = []
     for item in value.items():
-        name = item.text()
-        name = name if engine.has_format(name) else read_format(item)
+        name = _format_name(item, engine)
         if name in found:
             item.refuse(f"{name} is given twice", "take one away")
         found.append(name)
     return tuple(found)
+
+
+def _format_name(value: Value, engine: Engine) -> str:
+    """Return the engine's own name of a format, kvplan's, or that of an engine that alone has it."""
+    name = value.text()
+    if engine.has_format(name):
+        return name
+    try:
+        return parse(name).name
+    except (UnsupportedError, ValueError):  # ValueError: digits without end
+        others = engines_with(name, engine)
+    if others and engine.formats:  # a plan names it among what is refused
+        return name
+    if others:
+        message = f"{value.name}: {engine.title} has no cache format {name!r}"
+        raise UnsupportedFormatError(message, where=value.where, hint=having(others))
+    return read_format(value)
 
 
 def read_format(value: Value) -> str:

@@ -169,14 +169,63 @@ def test_other_engines_are_planned_for_with_theirs(
     assert body["launch"]["file_name"] == file_name
 
 
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [("search: {formats: [q8_0]}", "q8_0"), ("search: {formats: [nvfp3]}", "nvfp3")],
-)
-def test_a_format_that_neither_has_is_one_line_of_the_file(run: Any, workload: Path, change: str, says: str) -> None:
-    text = workload.read_text()
-    body = "\n".join(line for line in text.splitlines() if not line.startswith("search"))
-    workload.write_text(body.replace("schema: 1", "schema: 1\nengine: vllm") + f"\n{change}\n")
+def rewrite(workload: Path, search: str, **keys: str) -> None:
+    """Give *workload* a search and further keys of its own."""
+    kept = [line for line in workload.read_text().splitlines() if line.split(":")[0] not in ("search", *keys)]
+    workload.write_text("\n".join([*kept, f"search: {search}", *(f"{key}: {text}" for key, text in keys.items()), ""]))
+
+
+def test_a_format_that_no_engine_has_is_one_line_of_the_file(run: Any, workload: Path) -> None:
+    rewrite(workload, "{formats: [nvfp3]}", engine="vllm")
     answer = run("recommend", workload)
     assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
-    assert says in answer.err
+    assert answer.err.startswith(f"error: {workload}:")
+    assert "'nvfp3'" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "kept", "having"),
+    [
+        ("vllm", "q8_0", "bf16", "llama.cpp has it"),
+        ("llama.cpp", "nvfp4", "bf16", "vLLM, SGLang, TensorRT-LLM have it"),
+    ],
+)
+def test_a_format_of_another_engine_is_refused_with_those_that_have_it_and_the_rest_is_planned(
+    run: Any, workload: Path, profile: Path, engine: str, name: str, kept: str, having: str
+) -> None:
+    rewrite(workload, f"{{formats: [{kept}, {name}]}}", engine=engine, memory="1GiB")
+    body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
+    assert kept in {option["format"] for option in body["options"]}
+    assert having in json.dumps(body["refused"])
+
+
+def test_a_format_of_another_engine_alone_is_not_kvplans_and_ends_with_3(run: Any, workload: Path) -> None:
+    rewrite(workload, "{formats: [bf16, q8_0]}")
+    answer = run("recommend", workload)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+    assert "kvplan's runtime has no cache format 'q8_0'; llama.cpp has it" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("engine", "keys", "says"),
+    [
+        ("transformers", {}, "prefix_caching: transformers keeps no prefixes; set it to false"),
+        ("vllm", {"parallel": "{tensor: 7}"}, "parallel.tensor: 7 ranks do not divide"),
+        ("vllm", {"parallel": "{pipeline: 99}"}, "parallel.pipeline: 99 stages"),
+        ("llama.cpp", {"prefix_caching": "false"}, "search.block_size: llama.cpp keeps cells"),
+    ],
+)
+def test_what_an_engine_does_not_take_is_said_of_the_files_key(
+    run: Any, workload: Path, profile: Path, engine: str, keys: dict[str, str], says: str
+) -> None:
+    rewrite(workload, "{block_size: [48]}" if "block_size" in says else "{formats: [bf16]}", engine=engine, **keys)
+    answer = run("recommend", workload, "-p", profile)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert answer.err.startswith(f"error: {workload}: {says}")
+
+
+def test_a_cpu_lacks_what_needs_a_gpus_capability(run: Any, workload: Path, profile: Path) -> None:
+    rewrite(workload, "{formats: [bf16, nvfp4]}", engine="vllm", device="cpu")
+    body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
+    assert "nvfp4" not in {option["format"] for option in body["options"]}
+    assert "needs a GPU of compute capability 10.0" in json.dumps(body["refused"])

@@ -43,6 +43,12 @@ def test_releases_that_are_not_known_are_refused(spec: Any, engine: str, version
     assert str(caught.value).startswith("--engine-version: ")
 
 
+def test_builds_are_told_where_an_engine_has_them(spec: Any) -> None:
+    with pytest.raises(UnsupportedSettingError, match=r"write 0\.5, or a build as b6182"):
+        counted(spec, "llama.cpp", version=parse_version("0.4"))
+    assert counted(spec, "llama.cpp", version=parse_version("b6182")).sequence_bytes(64)
+
+
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "lmdeploy", "transformers"])
 def test_a_newer_release_is_counted_by_the_newest_rules_with_a_remark(spec: Any, engine: str) -> None:
     newest = ENGINES[engine].limits.newest

@@ -350,7 +350,7 @@ def test_the_command_has_llama_servers_own_flags() -> None:
     )  # fmt: skip
     assert text.command == (
         "llama-server --model m.gguf --ctx-size 32768 --parallel 4 --cache-type-k q8_0 --cache-type-v q4_0 "
-        "--flash-attn on --batch-size 1024 --ubatch-size 1024 --split-mode layer --gpu-layers all"
+        "--flash-attn on --batch-size 1024 --ubatch-size 512 --split-mode layer --gpu-layers all"
     )
     assert text.file_text.splitlines()[:4] == ["[m.gguf]", "model = m.gguf", "ctx-size = 32768", "parallel = 4"]
     plain = launch(Launch(model="m.gguf", format="f16", block_tokens=256, context_tokens=512, sequences=1))

@@ -13,8 +13,8 @@ from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Search, Target, Workload
 from kvplan.engines import allocate, find_engine
 from kvplan.engines.launching import launch_text
-from kvplan.engines.settings import engine_settings
-from kvplan.errors import UnsupportedFormatError
+from kvplan.engines.settings import engine_settings, plan_notes
+from kvplan.errors import UnsupportedFormatError, UnsupportedModelError
 
 GIB = 1 << 30
 LLAMA_8B = {"layers": 32, "heads": 32, "kv": 8, "hidden": 4096}
@@ -150,3 +150,60 @@ def test_what_an_engine_has_is_not_looked_for_elsewhere(
     with pytest.raises(UnsupportedFormatError) as refusal:
         allocate(find_engine("llama.cpp"), spec(**config), name, Setup(context_tokens=100))
     assert hint in str(refusal.value)
+
+
+def memory_of(engine: str, asked: Workload, model: ModelSpec) -> Any:
+    settings, _ = engine_settings(find_engine(engine), asked, model, "")
+    return make_plan(asked, model, Measurements(), settings=settings, engine=engine).options[0].memory
+
+
+@pytest.mark.parametrize(("tokens", "passes"), [(None, 512), (8192, 512), (512, 512), (300, 300)])
+def test_llama_cpp_computes_a_batch_in_passes_of_512_tokens(spec: Any, tokens: int | None, passes: int) -> None:
+    """`--ubatch-size` is 512 whatever `--batch-size` is (ggml-org/llama.cpp common/common.h, 0c1e570)."""
+    model = replace(spec(**GEMMA), weight_bytes=GIB, parameters=10**9)
+    found, alike = (memory_of("llama.cpp", workload(max_batched_tokens=each), model) for each in (tokens, passes))
+    assert (found.cache_bytes, found.free_for_cache_bytes) == (alike.cache_bytes, alike.free_for_cache_bytes)
+    halved = memory_of("llama.cpp", workload(max_batched_tokens=passes // 2), model)
+    assert halved.free_for_cache_bytes > found.free_for_cache_bytes  # activations and logits of fewer tokens
+    assert halved.cache_bytes < found.cache_bytes  # windows have cells for fewer
+
+
+@pytest.mark.parametrize("engine", ["vllm", "trtllm", "lmdeploy"])
+def test_an_engine_is_not_planned_for_files_that_it_does_not_read(model: ModelSpec, engine: str) -> None:
+    file = replace(model, stored_weight_bytes=5 * GIB)
+    with pytest.raises(UnsupportedModelError, match="reads no GGUF files"):
+        engine_settings(find_engine(engine), workload(engine=engine), file, "")
+    settings, _ = engine_settings(find_engine("llama.cpp"), workload(engine="llama.cpp"), file, "")
+    assert settings
+
+
+@pytest.mark.parametrize(
+    ("engine", "name", "stored", "says"),
+    [
+        ("vllm", "/m/config.json", None, "/m/config.json is a config without weights"),
+        ("vllm", "/m", None, ""),
+        ("llama.cpp", "/m", None, "llama.cpp reads GGUF files: convert /m"),
+        ("llama.cpp", "/m/a.gguf", 5 * GIB, ""),
+    ],
+)
+def test_what_an_engine_cannot_be_started_with_is_said(
+    model: ModelSpec, engine: str, name: str, stored: int | None, says: str
+) -> None:
+    asked, held = workload(engine=engine, model=name), replace(model, stored_weight_bytes=stored)
+    settings, _ = engine_settings(find_engine(engine), asked, held, "")
+    plan = make_plan(asked, held, Measurements(), settings=settings, engine=engine)
+    notes = plan_notes(find_engine(engine), asked, held, plan)
+    assert [note.startswith(says) for note in notes] == ([True] if says else [])
+
+
+def test_a_plan_carries_the_notes_of_its_allocation(spec: Any) -> None:
+    model = replace(spec(**GEMMA), weight_bytes=GIB, parameters=10**9)
+    notes = plan_notes(find_engine("vllm"), workload(), model, planned(model, workload()))
+    assert any(note.startswith("vLLM: windows are counted with") for note in notes)
+    assert any("kvplan size --engine-version" in note for note in notes)  # a workload has no such key
+
+
+def test_formats_that_need_a_gpu_are_refused_on_a_cpu(model: ModelSpec) -> None:
+    plan = planned(model, workload(), "cpu")
+    assert {"nvfp4", "fp8_e4m3"} <= dict(plan.refused).keys()
+    assert "bf16" in {option.format for option in plan.options}
