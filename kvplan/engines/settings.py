@@ -107,7 +107,8 @@ def plan_notes(engine: Engine, workload: Workload, model: ModelSpec, plan: Plan)
     sequences = sum(bucket.sequences(workload.target.concurrency) for bucket in workload.buckets)
     allocation = allocate(engine, model, option.format, setup_of(engine, workload, None, sequences))
     notes = [re.sub("--engine-(?:version|option)", r"kvplan size \g<0>", note) for note in allocation.notes]
-    return tuple(f"{engine.title}: {note}." for note in notes) + _start_notes(engine, workload.model, model)
+    known = [f"{note}." if note.startswith(engine.title) else f"{engine.title}: {note}." for note in notes]
+    return (*known, *(_start_notes(engine, workload.model, model) if plan.pick else ()))
 
 
 def _start_notes(engine: Engine, name: str, model: ModelSpec) -> tuple[str, ...]:

@@ -203,6 +203,13 @@ def test_a_plan_carries_the_notes_of_its_allocation(spec: Any) -> None:
     assert any("kvplan size --engine-version" in note for note in notes)  # a workload has no such key
 
 
+def test_where_nothing_is_picked_nothing_is_said_of_starting_it(model: ModelSpec) -> None:
+    asked = workload(model="/m/config.json", memory_bytes=17 * GIB)
+    plan = planned(model, asked)
+    assert plan.pick is None
+    assert plan_notes(find_engine("vllm"), asked, model, plan) == ()
+
+
 def test_formats_that_need_a_gpu_are_refused_on_a_cpu(model: ModelSpec) -> None:
     plan = planned(model, workload(), "cpu")
     assert {"nvfp4", "fp8_e4m3"} <= dict(plan.refused).keys()
