@@ -170,17 +170,15 @@ def _only(models: list[str]) -> str:
 def _calibrated(asked: "Question", engines: list[str], log: Path, model: "ModelSpec") -> "tuple[Question, list[str]]":
     """Return what was asked with what *log* tells, and the log's engine."""
     from kvplan.cli.explain import load_facts
-    from kvplan.engines.calibration import calibrated_setup, check_model, graphs_note, measured_terms
+    from kvplan.engines.calibration import calibrated_room, calibrated_setup, checked_facts
 
     facts = load_facts(log)
     if engines and set(engines) != {facts.engine}:
         message = f"the log is of {facts.engine}, and {', '.join(engines)} was asked for"
         raise InputError(message, where="--measured", hint=f"leave --engine out, or give {facts.engine}")
-    check_model(facts, model)
-    setup, room = calibrated_setup(facts, asked.setup, asked.said), asked.room
-    usable = None if room.memory_bytes is None else room.memory_bytes * room.share
-    known = {**measured_terms(facts, setup, usable), **room.known}
-    room = replace(room, known=known, note=graphs_note(facts.measured))
+    facts = checked_facts(facts, model, asked.setup.tensor_parallel if "tensor_parallel" in asked.said else None)
+    setup = calibrated_setup(facts, asked.setup, asked.said)
+    room = calibrated_room(facts, setup, asked.room)
     formats = asked.formats or ((facts.format,) if facts.format else ())
     return replace(asked, formats=formats, setup=setup, room=room), [facts.engine]
 

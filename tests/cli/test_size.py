@@ -192,6 +192,28 @@ def test_what_is_said_beside_a_log_wins_be_it_the_default(run: Any, config: Path
     }  # fmt: skip
 
 
+def test_a_log_that_prints_its_pool_needs_no_memory_for_the_setting_of_its_run(
+    run: Any, config: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("INFO vLLM API server version 0.11.0 tensor_parallel_size=1\nAvailable KV cache memory: 8.00 GiB\n")
+    (result,) = json.loads(run("size", config, "--measured", log, "--context", 4096, "--json").out)["results"]
+    assert [(term["name"], term["bytes"], term["evidence"]) for term in result["memory"]] == [
+        ("pool", 8 * 2**30, "measured")
+    ]
+    answer = run("size", config, "--measured", log, "--tp", 2)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+
+
+def test_a_log_without_memory_is_no_measurement(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("INFO GPU KV cache size: 2,440,192 tokens\n")
+    answer = run("size", config, "--measured", log)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+    assert "says nothing of what the run took" in answer.err
+    assert "only its setting counts" in run("size", config, "--measured", log, "--kv-memory", "1GiB").out
+
+
 def test_sglangs_activations_take_nothing_of_its_pool(run: Any, config: Path, tmp_path: Path) -> None:
     log = tmp_path / "sglang.log"
     log.write_text(SGLANG_LOG)
