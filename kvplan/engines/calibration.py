@@ -74,8 +74,9 @@ def calibrated_room(facts: LogFacts, setup: Setup, room: Room) -> Room:
     usable = None if room.memory_bytes is None else room.memory_bytes * room.share
     terms = measured_terms(facts, setup, usable)
     if not terms and usable is None and room.kv_bytes is None:
-        hint = facts.hint or "give --memory or --kv-memory with it, or the log of a run that prints its memory"
-        raise NotComparableError("the log says nothing of what the run took", where="--measured", hint=hint)
+        hint = facts.hint or "give --memory or --kv-memory beside it, or the log of a run that prints its memory"
+        only = ", only what pool it left under its own setting" if facts.measured.pool else ""
+        raise NotComparableError(f"the log says nothing of what the run took{only}", where="--measured", hint=hint)
     notes = (
         graphs_note(facts.measured) if terms else "the log says nothing of what the run took: only its setting counts",
         _RANKS_NOTE if terms and _split(facts.setup) != _split(setup) else "",
