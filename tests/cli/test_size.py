@@ -63,7 +63,7 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
-        (["--memory", "8GiB"], 2, "take 9.24 GiB"),
+        (["--memory", "8GiB"], 2, "weights 8.46 GiB + activations"),
         (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
         (["--kv-memory", "8 parsecs"], 2, "no size"),
         (["--kv-memory", "8"], 2, "has no unit"),
@@ -209,6 +209,29 @@ def test_what_fits_by_prediction_says_so(run: Any, config: Path) -> None:
     assert (result["evidence"], result["capacity"]["evidence"]) == ("exact", "predicted")
     assert "vLLM's rule" in run("size", config, "--memory", "80GiB", "--engine", "sglang").out
     assert "vLLM's rule" not in run("size", config, "--memory", "80GiB", "--engine", "vllm").out
+
+
+def test_a_model_without_room_is_a_row_among_others(run: Any, config: Path, tmp_path: Path) -> None:
+    larger = tmp_path / "larger.json"
+    larger.write_text(json.dumps(CONFIG | {"num_hidden_layers": 160}))
+    asked = ["--engine", "vllm", "--memory", "24GiB", "--context", 2048]
+    alone = run("size", larger, *asked)
+    assert (alone.status, alone.out, alone.err.count("\n")) == (2, "", 1)
+    assert "leave nothing" in alone.err
+    assert "16 bits" in alone.err
+    both = run("size", config, larger, *asked)
+    results = json.loads(run("size", config, larger, *asked, "--json").out)["results"]
+    assert both.status == 0
+    assert [("capacity" in result, "allocated" in result) for result in results] == [(True, True), (False, True)]
+    assert "note: larger.json: no pool: weights" in " ".join(both.out.split())
+
+
+def test_every_pool_is_shown_with_whose_it_is(run: Any, config: Path) -> None:
+    shown = run("size", config, "--engine", "vllm", "--engine", "llama.cpp", "--memory", "24GiB").out
+    lines = " ".join(shown.split())
+    assert "config.json vllm: usable 21.60 GiB - weights" in lines or " vllm: usable 21.60 GiB - weights" in lines
+    assert " llama.cpp: usable 21.60 GiB - weights" in lines
+    assert "note: llama.cpp: the pool of llama.cpp is counted by vLLM's rule" in lines
 
 
 def test_a_log_of_another_engine_is_refused(run: Any, config: Path, tmp_path: Path) -> None:
