@@ -294,3 +294,16 @@ def test_a_setting_that_one_engine_does_not_take_is_an_answer_beside_others(run:
     assert answer.status == 0
     assert vllm["allocated"]["bytes_per_sequence"] == 8192 * 16 * 2 * 4 * 128 * 2
     assert "whole layers" in llama["reason"]
+
+
+def test_a_release_is_of_one_engine(run: Any, config: Path) -> None:
+    answer = run("size", config, "--engine", "vllm", "--engine", "sglang", "--engine-version", "0.20")
+    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert "--engine-version" in answer.err
+
+
+def test_where_all_are_refused_the_status_is_that_of_one(run: Any, config: Path) -> None:
+    for options, status in ((["--tp", "3"], 2), (["-f", "q8_0"], 3)):
+        alone = run("size", config, "--engine", "sglang", *options)
+        both = run("size", config, "--engine", "trtllm", "--engine", "sglang", *options)
+        assert (alone.status, both.status, alone.err) == (status, status, both.err)
