@@ -139,9 +139,10 @@ def pool_terms(
         taken = [weights, forward, *taken]
     left = int(usable.bytes - sum(term.bytes for term in taken))
     if left <= 0:
-        message = f"weights and activations of {model.name} take {format_bytes(usable.bytes - left, digits=2)}"
-        hint = "give more --memory, or more --tp"
-        raise InputError(f"{message} of {format_bytes(usable.bytes, digits=2)}", where="--memory", hint=hint)
+        taken_text = " + ".join(f"{term.name} {format_bytes(term.bytes, digits=2)}" for term in taken)
+        why = next((f" (weights: {term.formula})" for term in taken if term.name == "weights"), "")
+        message = f"{taken_text} leave nothing of {format_bytes(usable.bytes, digits=2)} for the cache{why}"
+        raise InputError(message, where=model.name, hint="give more --memory, or more --tp")
     known = {term.evidence for term in taken}
     evidence = Evidence.MEASURED if known <= {Evidence.MEASURED, Evidence.EXACT} else Evidence.PREDICTED
     return (usable, *taken, Term("pool", left, "what is left for the cache", evidence))
