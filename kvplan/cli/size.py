@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan.errors import InputError
 
 if TYPE_CHECKING:
     from kvplan.core.sizes import CacheSize
@@ -128,21 +128,26 @@ def size_command(
     if measured is not None:
         asked, engines = _calibrated(asked, engines, measured, load_model_spec(_only(models), runtime=False))
     chosen = [find_engine(name) for name in dict.fromkeys(engines or [OWN])]
-    results: list[CacheSize] = []
-    for name in models:
-        model = replace(load_model_spec(name, runtime=False, weights=asked.room.weighed), name=name)
-        _check_context(model, asked.setup.context_tokens, beyond_model=beyond_model)
-        for engine in chosen:
-            results += sizes(engine, model, asked, alone=len(models) * len(chosen) * max(1, len(formats)) == 1)
-    if not any(size.logical for size in results):
-        raise UnsupportedFormatError(f"none of these is counted: {results[0].reason}")
+    if engine_version is not None and len(chosen) > 1:
+        raise InputError(f"a release is of one engine, and {len(chosen)} are given", where="--engine-version")
+    loaded = [_load(name, asked, beyond_model=beyond_model) for name in models]
+    pairs = [(engine, model) for model in loaded for engine in chosen]
+    alone = len(pairs) * max(1, len(formats)) == 1
+    results = [size for pair in pairs for size in sizes(*pair, asked, alone=alone)]
+    if not any(size.logical for size in results):  # the last refusal is then said as if it had been asked for alone
+        results += sizes(*pairs[-1], asked, alone=True)
     _print(results, terms=terms or len(results) == 1, as_json=as_json)
 
 
-def _check_context(model: "ModelSpec", context: int, *, beyond_model: bool) -> None:
+def _load(name: str, asked: "Question", *, beyond_model: bool) -> "ModelSpec":
+    from kvplan.store.models import load_model_spec
+
+    model = replace(load_model_spec(name, runtime=False, weights=asked.room.weighed), name=name)
+    context = asked.setup.context_tokens
     if not beyond_model and 0 < model.context_tokens < context:
         message = f"{context} tokens are beyond the {model.context_tokens} that {model.name} was made for"
         raise InputError(message, where="--context", hint="--beyond-model counts them all the same")
+    return model
 
 
 def _room(kv_memory: str | None, memory: str | None, utilization: str) -> "Room":
@@ -170,17 +175,15 @@ def _only(models: list[str]) -> str:
 def _calibrated(asked: "Question", engines: list[str], log: Path, model: "ModelSpec") -> "tuple[Question, list[str]]":
     """Return what was asked with what *log* tells, and the log's engine."""
     from kvplan.cli.explain import load_facts
-    from kvplan.engines.calibration import calibrated_setup, check_model, graphs_note, measured_terms
+    from kvplan.engines.calibration import calibrated_room, calibrated_setup, checked_facts
 
     facts = load_facts(log)
     if engines and set(engines) != {facts.engine}:
         message = f"the log is of {facts.engine}, and {', '.join(engines)} was asked for"
         raise InputError(message, where="--measured", hint=f"leave --engine out, or give {facts.engine}")
-    check_model(facts, model)
-    setup, room = calibrated_setup(facts, asked.setup, asked.said), asked.room
-    usable = None if room.memory_bytes is None else room.memory_bytes * room.share
-    known = {**measured_terms(facts, setup, usable), **room.known}
-    room = replace(room, known=known, note=graphs_note(facts.measured))
+    facts = checked_facts(facts, model, asked.setup.tensor_parallel if "tensor_parallel" in asked.said else None)
+    setup = calibrated_setup(facts, asked.setup, asked.said)
+    room = calibrated_room(facts, setup, asked.room)
     formats = asked.formats or ((facts.format,) if facts.format else ())
     return replace(asked, formats=formats, setup=setup, room=room), [facts.engine]
 

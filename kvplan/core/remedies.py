@@ -15,22 +15,33 @@ from kvplan.units import format_bytes
 def find_remedies(
     options: Sequence[Option], workload: Workload, model: ModelSpec, known: Measurements
 ) -> tuple[Remedy, ...]:
-    """Return at most one remedy of a kind: the one that changes least, then the least aggressive setting for it."""
-    small = [option for option in options if _only_memory_is_over(option)]
-    found = [
-        _fewer_sessions(options, workload, model, known),
-        _shorter_context(small, workload, model, known),
-        _more_memory(small, workload, model, known),
-    ]
-    return tuple(remedy for remedy in found if remedy is not None)
+    """Return at most one remedy of a kind: the one that changes least, then the least aggressive setting for it.
+
+    Where none is known to meet every target, those are returned that meet all but what was not measured, and say so.
+    """
+    for good in ((Status.FITS,), (Status.FITS, Status.UNDECIDED)):
+        small = [option for option in options if _only_memory_is_over(option, good)]
+        found = [
+            _fewer_sessions(options, workload, model, known, good),
+            _shorter_context(small, workload, model, known),
+            _more_memory(small, workload, model, known),
+        ]
+        remedies = tuple(remedy for remedy in found if remedy is not None)
+        if remedies:
+            return remedies if len(good) == 1 else tuple(_unmeasured(remedy) for remedy in remedies)
+    return ()
 
 
-def _only_memory_is_over(option: Option) -> bool:
-    return all(v.status is Status.FITS for v in option.verdicts if v.quantity is not Quantity.MEMORY)
+def _unmeasured(remedy: Remedy) -> Remedy:
+    return replace(remedy, text=f"{remedy.text}, as far as memory goes: other targets were not measured")
+
+
+def _only_memory_is_over(option: Option, good: Sequence[Status]) -> bool:
+    return all(v.status in good for v in option.verdicts if v.quantity is not Quantity.MEMORY)
 
 
 def _fewer_sessions(
-    options: Sequence[Option], workload: Workload, model: ModelSpec, known: Measurements
+    options: Sequence[Option], workload: Workload, model: ModelSpec, known: Measurements, good: Sequence[Status]
 ) -> Remedy | None:
     best: tuple[int, Option] | None = None
     for option in options:
@@ -41,7 +52,7 @@ def _fewer_sessions(
 
         def meets(count: int, option: Option = option) -> bool:
             fewer = replace(workload, target=replace(workload.target, concurrency=count))
-            return assess(option.setting, fewer, model, known).status is Status.FITS
+            return assess(option.setting, fewer, model, known).status in good
 
         count = _largest(meets, highest)
         if count > floor:

@@ -15,6 +15,7 @@ from kvplan_kernels.format import CacheFormat
 TAKEN: Final = "all but the cache"
 """Of a run whose log does not say what it was."""
 REST: Final = "what else the run took"
+_BEFORE_POOL: Final = ("usable", TAKEN, "weights", "activations", "beside tensors", "graphs", REST)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,12 +119,14 @@ def pool_terms(
     """Return what a rank's memory goes to, the pool last: what the other terms leave of what may be used.
 
     *measured* are terms that a run or the user told, by name; they stand for what would be computed. What a process
-    takes beside tensors and what graphs take is in there only where one of them told it. *batch_logits* says that every
-    token of a batch has logits, of 32 bits.
+    takes beside tensors and what graphs take is in there only where one of them told it. A pool among them is the pool,
+    unless other memory is given. *batch_logits* says that every token of a batch has logits, of 32 bits.
 
     Raises:
         InputError: The memory or the weights are not known, or leave nothing.
     """
+    if memory_bytes is None and "pool" in measured:
+        return (*(measured[name] for name in _BEFORE_POOL if name in measured), measured["pool"])
     usable = measured.get("usable")
     if memory_bytes is not None:
         usable = Term("usable", int(memory_bytes * share), f"{share:.1%} of {format_bytes(memory_bytes, digits=2)}")
@@ -136,9 +139,10 @@ def pool_terms(
         taken = [weights, forward, *taken]
     left = int(usable.bytes - sum(term.bytes for term in taken))
     if left <= 0:
-        message = f"weights and activations of {model.name} take {format_bytes(usable.bytes - left, digits=2)}"
-        hint = "give more --memory, or more --tp"
-        raise InputError(f"{message} of {format_bytes(usable.bytes, digits=2)}", where="--memory", hint=hint)
+        taken_text = " + ".join(f"{term.name} {format_bytes(term.bytes, digits=2)}" for term in taken)
+        why = next((f" (weights: {term.formula})" for term in taken if term.name == "weights"), "")
+        message = f"{taken_text} leave nothing of {format_bytes(usable.bytes, digits=2)} for the cache{why}"
+        raise InputError(message, where=model.name, hint="give more --memory, or more --tp")
     known = {term.evidence for term in taken}
     evidence = Evidence.MEASURED if known <= {Evidence.MEASURED, Evidence.EXACT} else Evidence.PREDICTED
     return (usable, *taken, Term("pool", left, "what is left for the cache", evidence))

@@ -1,17 +1,28 @@
 """What one run's log tells of the memory of another setting of the same model and engine.
 
 Weights, activations, context and graphs are what the run measured. Where the setting differs, the term that it changes
-is scaled, and is then a prediction: weights with the ranks, activations with the tokens of a batch.
+is scaled, and is then a prediction: weights with the ranks, activations with the tokens of a batch. What other ranks
+change in a way that no rule tells is taken as it was, and is a prediction too.
 """
 
+import re
 from dataclasses import fields, replace
+from typing import Final
 
 from kvplan.core.allocation import Setup, Term
 from kvplan.core.sizes import REST, TAKEN
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.engines import explain_log
 from kvplan.engines.logs import LogFacts, Measured, Printed, Verdict
+from kvplan.engines.sizing import Room
 from kvplan.errors import NotComparableError
+
+_RANKS: Final = re.compile(r"(?<!\d)(\d{1,6}) tensor parallel ranks")
+"""As `explain` words a departure from one rank."""
+_RANKS_NOTE: Final = (
+    "what a process takes beside tensors grows with ranks: 0.10 to 0.15 GiB on one, 0.55 to 3.58 GiB on two in "
+    "published logs of vLLM"
+)
 
 
 def calibrated_setup(facts: LogFacts, asked: Setup, said: frozenset[str]) -> Setup:
@@ -20,26 +31,64 @@ def calibrated_setup(facts: LogFacts, asked: Setup, said: frozenset[str]) -> Set
     return replace(asked, **{name: getattr(facts.setup, name) for name in left_open})
 
 
-def check_model(facts: LogFacts, model: ModelSpec) -> None:
-    """Refuse a log whose figures do not follow from *model*.
+def checked_facts(facts: LogFacts, model: ModelSpec, ranks: int | None) -> LogFacts:
+    """Return what the log of a run of *model* says, with the ranks that its figures follow from.
+
+    Args:
+        facts: Of the log.
+        model: That was served.
+        ranks: Tensor parallel ranks that were asked for; None where none were said.
 
     Raises:
-        NotComparableError: With the first figure that does not.
+        NotComparableError: A figure does not follow from the model, or only from ranks that neither the log nor
+            *ranks* states.
     """
-    wrong = [finding for finding in explain_log(facts, model) if finding.verdict is Verdict.UNEXPLAINED]
+    findings = explain_log(facts, model)
+    wrong = [finding for finding in findings if finding.verdict is Verdict.UNEXPLAINED]
     if wrong:
         message = (
             f"line {wrong[0].line} of the log, {wrong[0].what} {wrong[0].printed}, does not follow from {model.name}"
         )
         hint = f"it prints {facts.model}" if facts.model else "give the model that was served"
         raise NotComparableError(message, where="--measured", hint=hint)
+    found = [(finding, int(count)) for finding in findings for count in _RANKS.findall(finding.reason)]
+    counts = sorted({count for _, count in found})
+    if not counts or "tensor_parallel" in facts.stated:
+        return facts
+    if ranks is None or (len(counts) > 1 and ranks not in counts):
+        first = found[0][0]
+        message = f"line {first.line} of the log, {first.what} {first.printed}, follows from {first.reason}"
+        hint = "the log does not state its ranks: give " + " or ".join(f"--tp {count}" for count in counts)
+        raise NotComparableError(message, where="--measured", hint=hint)
+    run = ranks if ranks in counts else counts[0]
+    setup = replace(facts.setup, tensor_parallel=run)
+    return replace(facts, setup=setup, stated=facts.stated | {"tensor_parallel"})
+
+
+def calibrated_room(facts: LogFacts, setup: Setup, room: Room) -> Room:
+    """Return *room* with what the log's run measured; what a person said of it wins.
+
+    Raises:
+        NotComparableError: The log says nothing that memory could be counted from under *setup*.
+    """
+    usable = None if room.memory_bytes is None else room.memory_bytes * room.share
+    terms = measured_terms(facts, setup, usable)
+    if not terms and usable is None and room.kv_bytes is None:
+        hint = facts.hint or "give --memory or --kv-memory beside it, or the log of a run that prints its memory"
+        only = ", only what pool it left under its own setting" if facts.measured.pool else ""
+        raise NotComparableError(f"the log says nothing of what the run took{only}", where="--measured", hint=hint)
+    notes = (
+        graphs_note(facts.measured) if terms else "the log says nothing of what the run took: only its setting counts",
+        _RANKS_NOTE if terms and _split(facts.setup) != _split(setup) else "",
+    )
+    return replace(room, known={**terms, **room.known}, note="; ".join(note for note in notes if note))
 
 
 def measured_terms(facts: LogFacts, setup: Setup, usable_bytes: float | None = None) -> dict[str, Term]:
     """Return the terms of a rank's memory under *setup*, by name, as the log's run measured them.
 
-    What the log does not name is what is missing to the pool that it printed. *usable_bytes* is what may be used where
-    the log does not say it.
+    What the log does not name is what is missing to the pool that it printed; under the setting of the run the pool
+    itself is among them. *usable_bytes* is what may be used where the log does not say it.
 
     Raises:
         NotComparableError: The log says only what all took, and the setting has other ranks.
@@ -55,9 +104,11 @@ def measured_terms(facts: LogFacts, setup: Setup, usable_bytes: float | None = N
     if run.pool is not None and usable is not None and run.weights is not None:
         rest = usable - run.pool.value - sum(term.bytes for name, term in found.items() if name != "usable")
         name = REST if run.activations else "activations"
-        found[name] = Term(
-            name, rest, f"what is missing to the pool that line {run.pool.line} prints", Evidence.MEASURED
-        )
+        formula = f"what is missing to the pool that line {run.pool.line} prints"
+        formula += "" if run.usable else ", if that run had as much memory"
+        found[name] = Term(name, rest, formula, Evidence.MEASURED)
+    if run.pool is not None and _same_run(facts.setup, setup):
+        found["pool"] = _pool(run.pool)
     return _of_setting(found, facts, setup)
 
 
@@ -69,16 +120,29 @@ def _named(run: Measured) -> tuple[tuple[str, Printed | None], ...]:
     )  # fmt: skip
 
 
+def _pool(figure: Printed) -> Term:
+    rounded = ", as it is rounded" if figure.low < figure.high else ""
+    return Term("pool", figure.value, f"line {figure.line} of the log: {figure.text}{rounded}", Evidence.MEASURED)
+
+
 def _of_setting(found: dict[str, Term], facts: LogFacts, setup: Setup) -> dict[str, Term]:
     """Return the terms as they would be under *setup*; weights of a log that does not name its ranks are left out."""
+    if _split(facts.setup) != _split(setup):
+        ranks = _ranks(facts.setup)
+        why = f"of a run on {ranks} rank{'s' if ranks > 1 else ''}, taken as it was"
+        found.update({name: _carried(term, why) for name, term in found.items() if name not in ("usable", "weights")})
     if "weights" in found:
         if "tensor_parallel" not in facts.stated and _ranks(setup) > 1:
             del found["weights"]
         else:
             found["weights"] = _scaled(found["weights"], _ranks(facts.setup), _ranks(setup), "ranks", inverse=True)
+    then, now = facts.setup.max_batched_tokens, setup.max_batched_tokens
+    if then != now:
+        why = "the log does not say its batch: taken as it was" if then is None else f"of a batch of {then} tokens"
+        unscaled = ("activations", TAKEN, REST) if then is None else (TAKEN,)
+        found.update({name: _carried(found[name], why) for name in unscaled if name in found})
     if "activations" in found:
-        batches = facts.setup.max_batched_tokens, setup.max_batched_tokens
-        found["activations"] = _scaled(found["activations"], *batches, "tokens a batch")
+        found["activations"] = _scaled(found["activations"], then, now, "tokens a batch")
     return found
 
 
@@ -91,6 +155,23 @@ def graphs_note(run: Measured) -> str:
 
 def _ranks(setup: Setup) -> int:
     return setup.tensor_parallel * setup.pipeline_parallel
+
+
+def _split(setup: Setup) -> tuple[int, int]:
+    return setup.tensor_parallel, setup.pipeline_parallel
+
+
+def _same_run(then: Setup, now: Setup) -> bool:
+    """Whether what is no cache takes as much, so that the pool is as large."""
+    changing = ("tensor_parallel", "pipeline_parallel", "max_batched_tokens", "sequences", "draft_tokens", "options")
+    return all(getattr(then, name) == getattr(now, name) for name in changing)
+
+
+def _carried(term: Term, why: str) -> Term:
+    """Return *term* as a prediction for a setting that changes it as no rule tells; a rule of the engine's stays."""
+    if term.evidence is Evidence.EXACT:
+        return term
+    return replace(term, formula=f"{term.formula}, {why}", evidence=Evidence.PREDICTED)
 
 
 def _term(name: str, figure: Printed) -> Term:

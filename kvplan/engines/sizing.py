@@ -86,19 +86,25 @@ def sizes(engine: Engine, model: ModelSpec, asked: Question, *, alone: bool) -> 
                 check_setup(engine.title, engine.limits, setup)
                 yield size_geometry(model, read_format(name), engine.name, setup, reason)
             else:
-                yield _allocated(engine, model, name, setup, asked.room)
+                yield _allocated(engine, model, name, setup, asked.room, alone=alone)
         except (UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError) as error:
             if alone:
                 raise
             yield CacheSize(model=model.name, format=name, engine=engine.name, setup=setup, reason=error.message)
 
 
-def _allocated(engine: Engine, model: ModelSpec, name: str, setup: Setup, room: Room) -> CacheSize:
+def _allocated(engine: Engine, model: ModelSpec, name: str, setup: Setup, room: Room, *, alone: bool) -> CacheSize:
     allocation = allocate(engine, model, name, setup)
     form = read_format(name).name if engine.name == OWN else name.removeprefix(f"{engine.name}:")
-    pool = _pool(engine, model, setup, room)
+    lacking = ""
+    try:
+        pool = _pool(engine, model, setup, room)
+    except InputError as error:
+        if alone:
+            raise
+        pool, lacking = None, f"no pool: {error.message}"
     sized = size_allocation(model.name, form, engine.name, allocation, pool)
-    notes = (room.note, _pool_note(engine, room), _stated_note(engine, model))
+    notes = (lacking, room.note, _pool_note(engine, room), _stated_note(engine, model))
     return replace(sized, notes=(*sized.notes, *(note for note in notes if note)))
 
 

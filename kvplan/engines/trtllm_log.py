@@ -181,9 +181,10 @@ def _measured(figures: dict[str, tuple[Printed, ...]], setup: Setup) -> Measured
     def last(name: str) -> Printed | None:
         return figures[name][-1] if name in figures else None
 
+    pool = _pool(figures, setup)
     device, peak, profiled, free = last("device"), last("peak"), last("profiled"), last("free")
     if device is None or (peak is None and free is None):
-        return Measured(weights=last("weights"), activations=last("activations"))
+        return Measured(weights=last("weights"), activations=last("activations"), pool=pool)
     if peak is not None:
         cache = 0.0 if profiled is None else profiled.value
         taken, text = (
@@ -200,8 +201,23 @@ def _measured(figures: dict[str, tuple[Printed, ...]], setup: Setup) -> Measured
     if weights is not None and activations is not None:
         beside = taken - weights.value - activations.value
         context = _derived(beside, f"{text}, less weights and activations", line)
-        return Measured(usable=usable, weights=weights, activations=activations, context=context)
-    return Measured(usable=usable, taken=_derived(taken, text, line))
+        return Measured(usable=usable, weights=weights, activations=activations, context=context, pool=pool)
+    return Measured(usable=usable, taken=_derived(taken, text, line), pool=pool)
+
+
+def _pool(figures: dict[str, tuple[Printed, ...]], setup: Setup) -> Printed | None:
+    """Return what the tokens of the pool that serves take: its own size is printed rounded, to fewer tokens than those.
+
+    None where a line that says so is missing, is of the pass that measures memory, or is of several windows.
+    """
+    tokens, each = figures.get("tokens", ()), figures.get("token_bytes", ())
+    peaks = figures.get("peak", ())
+    if not tokens or not each or setup.option("max-attention-window") is not None:
+        return None
+    last = tokens[-1]
+    if last.value <= 0 or any(peak.line > last.line for peak in peaks):
+        return None
+    return _derived(last.value * each[-1].value, f"{last.text} of {each[-1].text} each", last.line)
 
 
 def _derived(value: float, text: str, line: int) -> Printed:

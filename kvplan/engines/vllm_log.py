@@ -1,8 +1,8 @@
 """What vLLM prints of its cache when it starts, from 0.4 to 0.29.
 
 Wordings are those of vllm-project/vllm `vllm/worker/worker.py` and `vllm/executor/executor_base.py` (V0),
-`vllm/v1/worker/gpu_worker.py` and `vllm/v1/core/kv_cache_utils.py` (V1), and of public logs of 0.6 to 0.29, read
-2026-11-30.
+`vllm/v1/worker/gpu_worker.py`, `vllm/utils/mem_utils.py` and `vllm/v1/core/kv_cache_utils.py` (V1), and of public logs
+of 0.6 to 0.29, read 2026-11-30.
 """
 
 import re
@@ -57,6 +57,9 @@ PATTERNS: Final = (
     figure_at("graphs_estimated", r"Estimated CUDA graph memory: SIZE"),
     figure_at("usable", r"gpu_memory_utilization \([\d.]{1,30}\) = SIZE"),
     figure_at("usable", r"Desired GPU memory utilization is \([\d.]{1,30}, SIZE\)"),
+    figure_at("usable", r"Requested memory: [\d.]{1,30} \(util\), SIZE"),
+    figure_at("activations", r"torch peak memory increase: SIZE"),
+    figure_at("context", r"non-torch forward increase memory: SIZE"),
     figure_at("total", r"total_gpu_memory \(SIZE\)"),
     figure_at("total", r"Free memory on device \([\d.]{1,30}/SIZE\)"),
 )

@@ -8,12 +8,15 @@ from rich.console import Console
 from rich.markup import escape
 
 from kvplan.core.sizes import CacheSize
+from kvplan.core.specs import Evidence
 from kvplan.engines import find_engine
 from kvplan.engines.limits import release
 from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes, format_count
 
 _LABEL_MAX: Final = 24
+_NAMED_MAX: Final = 2
+"""More models are counted, not named."""
 
 
 def print_sizes(console: Console, results: Sequence[CacheSize], *, terms: bool = False) -> None:
@@ -25,9 +28,42 @@ def print_sizes(console: Console, results: Sequence[CacheSize], *, terms: bool =
         if terms and size.allocated:
             _print_terms(console, size, named=len(results) > 1)
     _print_refusals(console, results)
-    _print_pool(console, [size for size in results if size.pool][:1])
-    for note in dict.fromkeys(note for size in results for note in size.notes):
-        say(console, f"note: {note}")
+    pools = list({(size.model, size.engine): size for size in results if size.pool}.values())
+    if len(pools) == 1:
+        _print_pool(console, pools[0])
+    for size in pools if len(pools) > 1 else []:
+        parts = " - ".join(f"{term.name} {format_bytes(term.bytes, digits=2)}" for term in size.pool[:-1])
+        rest = f"pool {format_bytes(size.pool[-1].bytes, digits=2)}, {size.pool[-1].evidence}"
+        say(console, f"{_label(size.model)} {size.engine}: {parts} = {rest}")
+    if any(not _is_measured(size) for size in pools):
+        say(console, "not in there: what a process takes beside tensors, and graphs: a log tells (--measured)")
+    _print_notes(console, results)
+
+
+def _is_measured(size: CacheSize) -> bool:
+    """Whether a run told what a process takes beside tensors, or what all took together."""
+    return any(term.name == "beside tensors" or term.evidence is Evidence.MEASURED for term in size.pool)
+
+
+def _print_notes(console: Console, results: Sequence[CacheSize]) -> None:
+    """Print each note once, with whose it is where that is not all."""
+    counted = [size for size in results if size.allocated]
+    for note in dict.fromkeys(note for size in counted for note in size.notes):
+        owner = _owner([size for size in counted if note in size.notes], counted)
+        say(console, f"note: {owner}: {note}" if owner else f"note: {note}")
+
+
+def _owner(having: Sequence[CacheSize], all_: Sequence[CacheSize]) -> str:
+    """Return whose a note is: an engine's with all models, some models', or nothing where it is everyone's."""
+    if len(having) == len(all_):
+        return ""
+    engines = dict.fromkeys(size.engine for size in having)
+    models = dict.fromkeys(_label(size.model) for size in having)
+    of_engines = [size for size in all_ if size.engine in engines]
+    if len(having) == len(of_engines):
+        return ", ".join(engines)
+    named = ", ".join(models) if len(models) <= _NAMED_MAX else f"{len(models)} of the models"
+    return named if len({size.engine for size in all_}) == 1 else f"{named} with {', '.join(engines)}"
 
 
 def _print_refusals(console: Console, results: Sequence[CacheSize]) -> None:
@@ -39,12 +75,9 @@ def _print_refusals(console: Console, results: Sequence[CacheSize]) -> None:
             say(console, f"not counted: {size.model} with {size.engine} in {size.format}: {size.reason}")
 
 
-def _print_pool(console: Console, results: Sequence[CacheSize]) -> None:
-    for size in results:
-        for term in size.pool:
-            say(console, f"{term.name}: {format_bytes(term.bytes, digits=2)}, {term.evidence}, {term.formula}")
-        if not any(term.name == "beside tensors" for term in size.pool):
-            say(console, "not in there: what a process takes beside tensors, and graphs: a log tells (--measured)")
+def _print_pool(console: Console, size: CacheSize) -> None:
+    for term in size.pool:
+        say(console, f"{term.name}: {format_bytes(term.bytes, digits=2)}, {term.evidence}, {term.formula}")
 
 
 def _label(model: str) -> str:

@@ -63,7 +63,7 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
-        (["--memory", "8GiB"], 2, "take 9.24 GiB"),
+        (["--memory", "8GiB"], 2, "weights 8.46 GiB + activations"),
         (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
         (["--kv-memory", "8 parsecs"], 2, "no size"),
         (["--kv-memory", "8"], 2, "has no unit"),
@@ -192,6 +192,28 @@ def test_what_is_said_beside_a_log_wins_be_it_the_default(run: Any, config: Path
     }  # fmt: skip
 
 
+def test_a_log_that_prints_its_pool_needs_no_memory_for_the_setting_of_its_run(
+    run: Any, config: Path, tmp_path: Path
+) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("INFO vLLM API server version 0.11.0 tensor_parallel_size=1\nAvailable KV cache memory: 8.00 GiB\n")
+    (result,) = json.loads(run("size", config, "--measured", log, "--context", 4096, "--json").out)["results"]
+    assert [(term["name"], term["bytes"], term["evidence"]) for term in result["memory"]] == [
+        ("pool", 8 * 2**30, "measured")
+    ]
+    answer = run("size", config, "--measured", log, "--tp", 2)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+
+
+def test_a_log_without_memory_is_no_measurement(run: Any, config: Path, tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    log.write_text("INFO GPU KV cache size: 2,440,192 tokens\n")
+    answer = run("size", config, "--measured", log)
+    assert (answer.status, answer.out, answer.err.count("\n")) == (3, "", 1)
+    assert "says nothing of what the run took" in answer.err
+    assert "only its setting counts" in run("size", config, "--measured", log, "--kv-memory", "1GiB").out
+
+
 def test_sglangs_activations_take_nothing_of_its_pool(run: Any, config: Path, tmp_path: Path) -> None:
     log = tmp_path / "sglang.log"
     log.write_text(SGLANG_LOG)
@@ -209,6 +231,29 @@ def test_what_fits_by_prediction_says_so(run: Any, config: Path) -> None:
     assert (result["evidence"], result["capacity"]["evidence"]) == ("exact", "predicted")
     assert "vLLM's rule" in run("size", config, "--memory", "80GiB", "--engine", "sglang").out
     assert "vLLM's rule" not in run("size", config, "--memory", "80GiB", "--engine", "vllm").out
+
+
+def test_a_model_without_room_is_a_row_among_others(run: Any, config: Path, tmp_path: Path) -> None:
+    larger = tmp_path / "larger.json"
+    larger.write_text(json.dumps(CONFIG | {"num_hidden_layers": 160}))
+    asked = ["--engine", "vllm", "--memory", "24GiB", "--context", 2048]
+    alone = run("size", larger, *asked)
+    assert (alone.status, alone.out, alone.err.count("\n")) == (2, "", 1)
+    assert "leave nothing" in alone.err
+    assert "16 bits" in alone.err
+    both = run("size", config, larger, *asked)
+    results = json.loads(run("size", config, larger, *asked, "--json").out)["results"]
+    assert both.status == 0
+    assert [("capacity" in result, "allocated" in result) for result in results] == [(True, True), (False, True)]
+    assert "note: larger.json: no pool: weights" in " ".join(both.out.split())
+
+
+def test_every_pool_is_shown_with_whose_it_is(run: Any, config: Path) -> None:
+    shown = run("size", config, "--engine", "vllm", "--engine", "llama.cpp", "--memory", "24GiB").out
+    lines = " ".join(shown.split())
+    assert "config.json vllm: usable 21.60 GiB - weights" in lines or " vllm: usable 21.60 GiB - weights" in lines
+    assert " llama.cpp: usable 21.60 GiB - weights" in lines
+    assert "note: llama.cpp: the pool of llama.cpp is counted by vLLM's rule" in lines
 
 
 def test_a_log_of_another_engine_is_refused(run: Any, config: Path, tmp_path: Path) -> None:
@@ -271,3 +316,16 @@ def test_a_setting_that_one_engine_does_not_take_is_an_answer_beside_others(run:
     assert answer.status == 0
     assert vllm["allocated"]["bytes_per_sequence"] == 8192 * 16 * 2 * 4 * 128 * 2
     assert "whole layers" in llama["reason"]
+
+
+def test_a_release_is_of_one_engine(run: Any, config: Path) -> None:
+    answer = run("size", config, "--engine", "vllm", "--engine", "sglang", "--engine-version", "0.20")
+    assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
+    assert "--engine-version" in answer.err
+
+
+def test_where_all_are_refused_the_status_is_that_of_one(run: Any, config: Path) -> None:
+    for options, status in ((["--tp", "3"], 2), (["-f", "q8_0"], 3)):
+        alone = run("size", config, "--engine", "sglang", *options)
+        both = run("size", config, "--engine", "trtllm", "--engine", "sglang", *options)
+        assert (alone.status, both.status, alone.err) == (status, status, both.err)

@@ -65,6 +65,19 @@ def test_nothing_fits_says_what_would(make: Any) -> None:
     assert {remedy.kind for remedy in made.remedies} == {"sessions", "context", "memory"}
 
 
+def test_what_was_not_measured_is_no_reason_to_say_that_nothing_helps(make: Any) -> None:
+    workload = make.workload(
+        memory_bytes=85 * MIB, target=Target(concurrency=32, tpot_ms={95: 50.0}),
+        quality=QualityBudget(max_perplexity_increase=0.01),
+    )  # fmt: skip
+    made = make_plan(workload, make.model(), Measurements())
+    assert made.outcome is Outcome.NOTHING_FITS
+    assert {remedy.kind for remedy in made.remedies} == {"sessions", "context", "memory"}
+    assert all(remedy.text.endswith("other targets were not measured") for remedy in made.remedies)
+    larger = replace(workload, memory_bytes=int(made.remedies[2].value))
+    assert make_plan(larger, make.model(), Measurements()).outcome is Outcome.UNDECIDED
+
+
 def test_every_remedy_works(make: Any) -> None:
     workload = make.workload(memory_bytes=100 * MIB, target=Target(concurrency=32))
     evidence = known(make.profile(workload))
