@@ -29,7 +29,9 @@ def size_command(
         [], "--engine", help="Engine whose allocator counts; may be repeated. Default: kvplan.", show_default=False
     ),
     engine_version: str | None = typer.Option(
-        None, help="Release of the engine whose rules count, as 0.27.", show_default=False
+        None,
+        help="Release of the engine whose rules count, as 0.27; a build of llama.cpp, as b7100.",
+        show_default=False,
     ),
     engine_options: list[str] = typer.Option(
         [],
