@@ -17,11 +17,8 @@ if TYPE_CHECKING:
     from kvplan.core.workloads import Workload
     from kvplan.engines.engine import Engine
 
-_KEYS: Final = {
-    "--tp": ("parallel.tensor", ""), "--pp": ("parallel.pipeline", ""), "--block-size": ("search.block_size", ""),
-    "--prefix-caching": ("prefix_caching", "set it to false"),
-}  # fmt: skip
-"""A workload's keys by the options of `kvplan size` that engines name, and how they are mended if not as those are."""
+_KEYS: Final = {"--tp": "parallel.tensor", "--pp": "parallel.pipeline", "--block-size": "search.block_size"}
+"""A workload's keys by the options of `kvplan size` that engines name."""
 
 
 def register(app: typer.Typer) -> None:
@@ -84,17 +81,20 @@ def _engine_plan(engine: "Engine", asked: "Workload", model: "ModelSpec", known:
     device = asked.device
     if known.device:
         device = "cpu" if known.device.kind is DeviceKind.CPU else known.device.name
+    lacking = engine.limits.unused.get("prefix_caching") if asked.prefix_caching else None
+    if lacking:
+        asked = replace(asked, prefix_caching=False)
     settings, refused = engine_settings(engine, asked, model, device)
     plan = make_plan(asked, model, known, settings=settings, refused=refused, engine=engine.name)
-    return replace(plan, remarks=(*plan.remarks, *plan_notes(engine, asked, model, plan)))
+    without = (f"{engine.title} {lacking}: every session is counted with its whole prompt.",) if lacking else ()
+    return replace(plan, remarks=(*plan.remarks, *without, *plan_notes(engine, asked, model, plan)))
 
 
 def _of_file(error: KvplanError, path: Path) -> KvplanError:
     """Return *error* with the workload's key where it names an option of `kvplan size`."""
     if error.where not in _KEYS:
         return error
-    key, mend = _KEYS[error.where]
-    return type(error)(f"{key}: {error.message}", where=str(path), hint=mend or error.hint)
+    return type(error)(f"{_KEYS[error.where]}: {error.message}", where=str(path), hint=error.hint)
 
 
 def _check_context(workload: "Workload", model: "ModelSpec", path: Path) -> None:

@@ -209,7 +209,6 @@ def test_a_format_of_another_engine_alone_is_not_kvplans_and_ends_with_3(run: An
 @pytest.mark.parametrize(
     ("engine", "keys", "says"),
     [
-        ("transformers", {}, "prefix_caching: transformers keeps no prefixes; set it to false"),
         ("vllm", {"parallel": "{tensor: 7}"}, "parallel.tensor: 7 ranks do not divide"),
         ("vllm", {"parallel": "{pipeline: 99}"}, "parallel.pipeline: 99 stages"),
         ("llama.cpp", {"prefix_caching": "false"}, "search.block_size: llama.cpp keeps cells"),
@@ -222,6 +221,14 @@ def test_what_an_engine_does_not_take_is_said_of_the_files_key(
     answer = run("recommend", workload, "-p", profile)
     assert (answer.status, answer.out, answer.err.count("\n")) == (2, "", 1)
     assert answer.err.startswith(f"error: {workload}: {says}")
+
+
+def test_an_engine_that_keeps_no_prefixes_is_planned_without_and_says_so(
+    run: Any, workload: Path, profile: Path
+) -> None:
+    rewrite(workload, "{formats: [bf16]}", engine="transformers", memory="1GiB")
+    body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
+    assert any("transformers keeps no prefixes: every session" in remark for remark in body["remarks"])
 
 
 def test_a_cpu_lacks_what_needs_a_gpus_capability(run: Any, workload: Path, profile: Path) -> None:
