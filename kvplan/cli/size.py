@@ -177,7 +177,7 @@ def _only(models: list[str]) -> str:
 def _calibrated(asked: "Question", engines: list[str], log: Path, model: "ModelSpec") -> "tuple[Question, list[str]]":
     """Return what was asked with what *log* tells, and the log's engine."""
     from kvplan.cli.explain import load_facts
-    from kvplan.engines.calibration import calibrated_room, calibrated_setup, checked_facts
+    from kvplan.engines.calibration import calibrated_room, calibrated_setup, checked_facts, departures_note
 
     facts = load_facts(log)
     if engines and set(engines) != {facts.engine}:
@@ -186,6 +186,8 @@ def _calibrated(asked: "Question", engines: list[str], log: Path, model: "ModelS
     facts = checked_facts(facts, model, asked.setup.tensor_parallel if "tensor_parallel" in asked.said else None)
     setup = calibrated_setup(facts, asked.setup, asked.said)
     room = calibrated_room(facts, setup, asked.room)
+    note = "; ".join(text for text in (room.note, departures_note(facts, model)) if text)
+    room = replace(room, note=note)
     formats = asked.formats or ((facts.format,) if facts.format else ())
     return replace(asked, formats=formats, setup=setup, room=room), [facts.engine]
 

@@ -65,6 +65,15 @@ def checked_facts(facts: LogFacts, model: ModelSpec, ranks: int | None) -> LogFa
     return replace(facts, setup=setup, stated=facts.stated | {"tensor_parallel"})
 
 
+def departures_note(facts: LogFacts, model: ModelSpec) -> str:
+    """Return what the log's figures follow from that it does not say, ranks apart; empty where there is nothing."""
+    explained = [finding for finding in explain_log(facts, model) if finding.verdict is Verdict.EXPLAINED]
+    reasons = dict.fromkeys(finding.reason for finding in explained if not _RANKS.search(finding.reason))
+    if not reasons:
+        return ""
+    return f"figures of the log follow from what it does not say, and what is not counted here: {'; '.join(reasons)}"
+
+
 def calibrated_room(facts: LogFacts, setup: Setup, room: Room) -> Room:
     """Return *room* with what the log's run measured; what a person said of it wins.
 

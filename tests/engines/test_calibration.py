@@ -10,12 +10,13 @@ import pytest
 
 from kvplan.core.allocation import Setup
 from kvplan.core.sizes import TAKEN, pool_terms
-from kvplan.core.specs import Evidence, ModelSpec
+from kvplan.core.specs import Evidence, ModelSpec, StatedCache
 from kvplan.engines import read_log
 from kvplan.engines.calibration import (
     calibrated_room,
     calibrated_setup,
     checked_facts,
+    departures_note,
     graphs_note,
     measured_terms,
 )
@@ -194,3 +195,18 @@ def test_a_log_that_says_nothing_of_memory_is_no_measurement() -> None:
     with pytest.raises(NotComparableError, match="says nothing of what the run took"):
         calibrated_room(facts, facts.setup, Room())
     assert "only its setting counts" in calibrated_room(facts, facts.setup, Room(kv_bytes=GIB)).note
+
+
+def test_what_the_log_does_not_say_and_its_figures_follow_from_is_a_note(spec: Callable[..., ModelSpec]) -> None:
+    """vllm-project/vllm#40691 again: a log of 16 bits, held against the config of a checkpoint that names 8."""
+    log = """
+INFO Initializing a V1 LLM engine (v0.19.0) with config: model='m', max_seq_len=8192, tensor_parallel_size=1
+INFO Available KV cache memory: 16.00 GiB
+INFO GPU KV cache size: 131,072 tokens
+"""
+    facts = read_log(log)
+    assert facts is not None
+    model = spec(layers=32, heads=32, kv=8, hidden=4096)
+    assert departures_note(facts, model) == ""
+    stated = replace(model, stated_cache=StatedCache(format="fp8_e4m3", library="modelopt"))
+    assert "the cache is in 16 bits" in departures_note(facts, stated)
