@@ -76,17 +76,14 @@ def recommend_command(
 def _engine_plan(engine: "Engine", asked: "Workload", model: "ModelSpec", known: "Measurements") -> "Plan":
     from kvplan.core.planner import make_plan
     from kvplan.core.specs import DeviceKind
-    from kvplan.engines.settings import engine_settings, plan_notes
+    from kvplan.engines.settings import engine_settings, plan_notes, without_prefixes
 
     device = asked.device
     if known.device:
         device = "cpu" if known.device.kind is DeviceKind.CPU else known.device.name
-    lacking = engine.limits.unused.get("prefix_caching") if asked.prefix_caching else None
-    if lacking:
-        asked = replace(asked, prefix_caching=False)
+    asked, without = without_prefixes(engine, asked)
     settings, refused = engine_settings(engine, asked, model, device)
     plan = make_plan(asked, model, known, settings=settings, refused=refused, engine=engine.name)
-    without = (f"{engine.title} {lacking}: every session is counted with its whole prompt.",) if lacking else ()
     return replace(plan, remarks=(*plan.remarks, *without, *plan_notes(engine, asked, model, plan)))
 
 

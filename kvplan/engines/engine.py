@@ -105,6 +105,7 @@ class Engine:
         reads: The files of weights that it is started with.
         batch_logits: Whether it makes logits of every token of a batch, not of each sequence's last.
         dequantizes: Whether the weights of a GGUF file are made 16 bits when they are loaded.
+        pool_is_rest: Whether its pool is what weights and activations leave of a share of the device.
         pairs: Whether K and V may have formats of their own, written K/V.
     """
 
@@ -123,6 +124,7 @@ class Engine:
     reads: frozenset[str] = frozenset({CHECKPOINT})
     batch_logits: bool = False
     dequantizes: bool = False
+    pool_is_rest: bool = False
     pairs: bool = False
 
     def served(self, model: ModelSpec) -> ModelSpec:

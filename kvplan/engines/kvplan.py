@@ -139,5 +139,5 @@ LIMITS: Final = Limits(
 
 ENGINE: Final = Engine(
     limits=LIMITS, dequantizes=True, name=NAME, title="kvplan's runtime", rules="", allocate=allocate, launch=launch,
-    reads=frozenset({CHECKPOINT, GGUF}),
+    reads=frozenset({CHECKPOINT, GGUF}), pool_is_rest=True,
 )  # fmt: skip

@@ -26,6 +26,15 @@ Refused = tuple[str, str]
 _NO_GPU: Final = "cpu"
 
 
+def without_prefixes(engine: Engine, workload: Workload) -> tuple[Workload, tuple[str, ...]]:
+    """Return *workload* as an engine that keeps no prefixes serves it, with what to know of that."""
+    lacking = engine.limits.unused.get("prefix_caching")
+    if not lacking or not workload.prefix_caching:
+        return workload, ()
+    remark = f"{engine.title} {lacking}: every session is counted with its whole prompt."
+    return replace(workload, prefix_caching=False), (remark,)
+
+
 def engine_settings(
     engine: Engine, workload: Workload, model: ModelSpec, device: str
 ) -> tuple[list[Setting], list[Refused]]:

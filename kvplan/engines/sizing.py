@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 from kvplan.core.allocation import Setup, Term
 from kvplan.core.formats import read_format
@@ -13,9 +12,6 @@ from kvplan.engines import OWN, allocate
 from kvplan.engines.engine import Engine
 from kvplan.engines.limits import check_setup
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
-
-_POOL_RULE: Final = (OWN, "vllm")
-"""Engines whose pool is what weights and activations leave of a share of the device."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,7 +115,7 @@ def _pool(engine: Engine, model: ModelSpec, setup: Setup, room: Room) -> tuple[T
 
 def _pool_note(engine: Engine, room: Room) -> str:
     """Return what to know of a pool that the engine itself sizes by another rule than the one that counts here."""
-    if not room.weighed or engine.name in _POOL_RULE or any(_measured(term) for term in room.known.values()):
+    if not room.weighed or engine.pool_is_rest or any(_measured(term) for term in room.known.values()):
         return ""
     rule = "a share of the device, less weights and activations"
     return f"the pool of {engine.title} is counted by vLLM's rule, {rule}: a log of it tells more (--measured)"

@@ -27,6 +27,6 @@ LIMITS: Final = Limits(
 
 ENGINE: Final = Engine(
     name=NAME, title="vLLM", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    limits=LIMITS, check_model=check_model,
+    limits=LIMITS, check_model=check_model, pool_is_rest=True,
     default_format=default_format, logs=("kvplan.engines.vllm_log", "kvplan.engines.vllm_explain"),
 )  # fmt: skip
