@@ -49,21 +49,10 @@ def nearest_codes(values: Tensor, levels: Levels) -> Tensor:
     """Return the codes of the levels nearest to *values*, float32, which count from the centre in units."""
     if levels.table == tuple(range(len(levels.table))):
         return (values.round() + levels.centre).clamp(0, len(levels.table) - 1)
-    order = sorted(range(len(levels.table)), key=lambda code: (levels.table[code], code))
-    order = [code for code, after in zip(order, [*order[1:], -1], strict=True) if not _same(levels, code, after)]
-    heights = torch.tensor([levels.table[code] - levels.centre for code in order], device=values.device)
-    middles = (heights[1:] + heights[:-1]) / 2
-    above = (values.unsqueeze(-1) >= middles).sum(-1)
-    at_tie = (values.unsqueeze(-1) == middles).any(-1)
-    codes = torch.tensor(order, device=values.device)
-    found, below = codes[above], codes[(above - 1).clamp(min=0)]
-    if levels.ties_to_even:
-        found = torch.where(at_tie & (below % 2 == 0) & (found % 2 != 0), below, found)
-    return found.to(torch.float32)
-
-
-def _same(levels: Levels, code: int, after: int) -> bool:
-    return after >= 0 and levels.table[code] == levels.table[after]
+    rank = torch.zeros_like(values, dtype=torch.int64)
+    for middle, low in levels.middles:
+        rank += values > middle if low else values >= middle
+    return torch.tensor(levels.ranked, device=values.device)[rank].to(torch.float32)
 
 
 def _scaled(rows: Tensor, tensor: TensorFormat, number: Tensor) -> Fitted:

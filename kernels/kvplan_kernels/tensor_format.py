@@ -8,6 +8,7 @@ exception: each is its own value.
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cache
+from itertools import pairwise
 from typing import Final
 
 PLANES: Final = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: (8,), 16: (16,)}
@@ -60,6 +61,27 @@ class Levels:
     centre: float
     unit: float = 1.0
     ties_to_even: bool = False
+
+    @property
+    def ranked(self) -> tuple[int, ...]:
+        """One code of each level, the lowest level first.
+
+        >>> levels(Code.E2M1, 4).ranked
+        (15, 14, 13, 12, 11, 10, 9, 0, 1, 2, 3, 4, 5, 6, 7)
+        """
+        first = {level: code for code, level in reversed(list(enumerate(self.table)))}
+        return tuple(first[level] for level in sorted(first))
+
+    @property
+    def middles(self) -> tuple[tuple[float, bool], ...]:
+        """What lies halfway from each level to the next, from the centre, and whether that takes the lower of them."""
+        return tuple(
+            (
+                (self.table[low] + self.table[high]) / 2 - self.centre,
+                self.ties_to_even and low % 2 == 0 and high % 2 != 0,
+            )
+            for low, high in pairwise(self.ranked)
+        )
 
     @property
     def extent(self) -> float:
