@@ -227,10 +227,11 @@ def _cell_timeout(text: str) -> float:
 
 def _format_name(name: str) -> str:
     from kvplan.errors import UnsupportedFormatError
-    from kvplan_kernels.format import UnsupportedError, parse
+    from kvplan_kernels.format import UnsupportedError
+    from kvplan_kernels.layer_formats import parse_formats
 
     try:
-        return parse(name).name
+        return parse_formats(name).name
     except UnsupportedError as error:
         raise UnsupportedFormatError(str(error), where="--format") from error
 
@@ -298,15 +299,16 @@ def _with_quality(
 
 def _scored_formats(request: "Request") -> list[str]:
     """Return the formats that the kernel takes and that lay out at the block size that quality is scored with."""
-    from kvplan_kernels.format import UnsupportedError, check_kernel, parse
+    from kvplan_kernels.format import UnsupportedError
+    from kvplan_kernels.layer_formats import check_formats, parse_formats
     from kvplan_kernels.layout import order_of
 
     found, order = [], order_of(request.kernel_name)
     for name in request.formats:
         try:
-            check_kernel(request.kernel, parse(name))
-            for layer in request.spec.layers:
-                layer.layout(parse(name), request.block_tokens[0], request.spec.float_type, order)
+            form = parse_formats(name)
+            check_formats(request.kernel, form)
+            request.spec.layouts(form, request.block_tokens[0], order)
         except UnsupportedError:
             continue
         found.append(name)

@@ -92,7 +92,7 @@ def test_a_bucket_holds_what_fits_and_the_mix_does_not_fit() -> None:
 @pytest.mark.parametrize("form", ["bf16", "int8", "kivi-k4v2-g32-r64-s4", "kivi-paper"])
 def test_the_bytes_of_a_cell_are_the_bytes_of_the_pool_that_holds_it(form: str) -> None:
     key = plan_cells(WORKLOAD, SPEC, SETTING, formats=(form,), block_tokens=(32,)).groups[0][0]
-    blocks, slots = pool_size(key)
+    blocks, slots = pool_size(key, SPEC)
 
     pool = CachePool(SPEC, parse(key.format), block_tokens=32, blocks=blocks, slots=slots)
 
