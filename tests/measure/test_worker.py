@@ -182,7 +182,7 @@ def test_appending_covers_a_flush_of_every_format(run: Callable[[Job], list[Mess
 
 
 def test_a_format_by_layer_has_the_figures_of_any_other(run: Callable[[Job], list[Message]], job: Job) -> None:
-    mixed = "int8@0=kivi-k4v4-g32-r32@-1=bf16"
+    mixed = "int8@0=bf16@-1=kivi-k4v4-g32-r32"
     group = tuple(replace(key, format=form) for key, form in zip(job.groups[1][:2], ("int8", mixed), strict=True))
     found = {key.format: message for key, message in cells(run(replace(job, groups=(group,)))).items()}
 
