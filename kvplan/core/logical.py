@@ -109,10 +109,10 @@ def layer_growth_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> floa
 
 
 def _kv_growth_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> float:
-    if layer.window_tokens is not None and tokens >= layer.window_tokens:
+    if not layer.caches_tokens or (layer.window_tokens is not None and tokens >= layer.window_tokens):
         return 0.0
-    if in_residual(form, tokens):
-        return _kv_bytes(layer, form, tokens + 1) - _kv_bytes(layer, form, tokens)
+    if in_residual(form, tokens):  # whatever leaves the residual with it
+        return layer.kv_heads * _FLOAT_BYTES * (layer.head_dim + _value_dim(layer))
     span = form.key_flush.quantum_tokens * form.value_flush.quantum_tokens
     return (_kv_bytes(layer, form, tokens + span) - _kv_bytes(layer, form, tokens)) / span
 
@@ -121,16 +121,19 @@ def _kv_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> float:
     """Return the bytes of K and V of *tokens*: `KVLayout.logical_bytes` for any two head sizes."""
     if not layer.caches_tokens:
         return 0.0
-    value_dim = layer.head_dim if layer.value_dim is None else layer.value_dim
     paged = max(0, tokens - form.sink_tokens)
     total = 0.0
     for tensor, flush, dim in (
         (form.key, form.key_flush, layer.head_dim),
-        (form.value, form.value_flush, value_dim),
+        (form.value, form.value_flush, _value_dim(layer)),
     ):
         stored = flush.quantized_tokens(paged) if tensor.quantized else paged
         total += stored * _token_bytes(tensor, dim) + (tokens - stored) * _FLOAT_BYTES * dim
     return layer.kv_heads * total
+
+
+def _value_dim(layer: LayerSpec) -> int:
+    return layer.head_dim if layer.value_dim is None else layer.value_dim
 
 
 def _token_bytes(tensor: TensorFormat, dim: int) -> float:

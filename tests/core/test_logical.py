@@ -2,7 +2,7 @@ from dataclasses import replace
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvplan.core.formats import growth_bytes
@@ -29,6 +29,7 @@ def model(*layers: LayerSpec) -> ModelSpec:
 
 
 @settings(deadline=None)
+@example(form="kivi-paper", head_dim=4, heads=1, tokens=127)  # K leaves the residual, and V does not yet
 @given(form=st.sampled_from(FORMATS), head_dim=st.integers(4, 32), heads=st.integers(1, 4), tokens=st.integers(0, 1000))
 def test_bytes_and_growth_are_those_of_the_layout(form: str, head_dim: int, heads: int, tokens: int) -> None:
     layer = replace(FULL, kv_heads=heads, head_dim=8 * head_dim)

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplan_kernels.format import CacheFormat, UnsupportedError, check_kernel, parse
+from kvplan_kernels import layer_formats
+from kvplan_kernels.format import CacheFormat, UnsupportedError, parse
 from kvplan_kernels.layer_formats import (
-    LayerFormats,
     ModelFormat,
     by_layer,
     check_formats,
@@ -136,15 +136,14 @@ def test_it_is_quantized_where_any_layer_is() -> None:
     assert not parse_formats("bf16@3=fp16").quantized
 
 
-def test_a_kernel_takes_it_that_takes_every_part() -> None:
-    form: ModelFormat = parse_formats("int4@0=fp8_e4m3")
-    assert isinstance(form, LayerFormats)
-    assert "fp8_e4m3 has no CPU kernel" in str(formats_refusal("cpu", form))
-    assert formats_refusal("reference", form) is None
-    assert formats_refusal("cpu", parse_formats("int4@0=bf16")) is None
-    with pytest.raises(UnsupportedError, match="no CPU kernel"):
-        check_formats("cpu", form)
-    check_kernel("cpu", parse("int4"))
+def test_a_kernel_takes_it_that_takes_every_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_formats, "kernel_refusal", lambda kernel, form: f"{kernel}: no {form}" * form.quantized)
+    assert formats_refusal("cpu", parse_formats("bf16@0=fp16")) is None
+    assert formats_refusal("cpu", parse_formats("bf16@0=int4")) == "cpu: no int4"
+    assert formats_refusal("cpu", parse_formats("int8@0=bf16")) == "cpu: no int8"
+    check_formats("cpu", parse_formats("bf16"))
+    with pytest.raises(UnsupportedError, match="cpu: no int8"):
+        check_formats("cpu", parse_formats("bf16@3=int8"))
 
 
 def test_one_layer_has_no_format_by_layer() -> None:
