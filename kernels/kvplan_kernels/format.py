@@ -119,6 +119,15 @@ class CacheFormat:
         return self.key.quantized or self.value.quantized
 
     @property
+    def parts(self) -> tuple["CacheFormat", ...]:
+        """The formats of a model's layers, each once: this one, where `layer_formats.LayerFormats` has several."""
+        return (self,)
+
+    def of_layers(self, count: int) -> tuple["CacheFormat", ...]:
+        """Return the format of each of a model's *count* layers: this one."""
+        return (self,) * count
+
+    @property
     def key_flush(self) -> Flush:
         """When keys leave the residual."""
         if self.rule is ResidualRule.KIVI_PAPER:
@@ -190,6 +199,8 @@ def parse(name: str) -> CacheFormat:
     """
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]
+    if "@" in name:
+        raise UnsupportedError(f"format {name!r} is of a model's layers, and this is of one; name one of its formats")
     if name.startswith(_ROTATED):
         return _rotated(name)
     head, dash, tail = name.partition("-")

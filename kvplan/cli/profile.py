@@ -11,6 +11,7 @@ from kvplan.errors import ExitStatus, InputError, KvplanError
 
 if TYPE_CHECKING:
     from kvplan.core.records import Profile
+    from kvplan.core.specs import ModelSpec
     from kvplan.core.workloads import Prefill, Workload
     from kvplan.measure.device import Device
     from kvplan.measure.progress import Progress
@@ -180,15 +181,15 @@ def _request(
     from kvplan.runtime.ops import default_kernel, load_ops, require_compiled
     from kvplan.store.models import load_model_spec
 
-    count = threads or usable_cores()
+    count, spec = threads or usable_cores(), load_model_spec(model)
     chosen = _kernel(kernel) if kernel else default_kernel(device)
     ops = load_ops(chosen, count, device)
     require_compiled(ops)
     request = Request(
         model=model,
-        spec=load_model_spec(model),
+        spec=spec,
         workload=asked,
-        formats=tuple(dict.fromkeys(_format_name(name) for name in formats)) or asked.search.formats,
+        formats=tuple(dict.fromkeys(_format_name(name, spec) for name in formats)) or asked.search.formats,
         block_tokens=tuple(dict.fromkeys(blocks)) or asked.search.block_tokens,
         kernel=chosen,
         kernel_name=ops.name,
@@ -225,14 +226,21 @@ def _cell_timeout(text: str) -> float:
         raise InputError(error.message, where="--cell-timeout", hint=error.hint) from error
 
 
-def _format_name(name: str) -> str:
+def _format_name(name: str, spec: "ModelSpec") -> str:
+    """Return the canonical name of a format whose layers, where it names any, the model has."""
     from kvplan.errors import UnsupportedFormatError
-    from kvplan_kernels.format import UnsupportedError, parse
+    from kvplan_kernels.format import UnsupportedError
+    from kvplan_kernels.layer_formats import parse_formats
 
     try:
-        return parse(name).name
+        form = parse_formats(name)
     except UnsupportedError as error:
         raise UnsupportedFormatError(str(error), where="--format") from error
+    try:
+        spec.layer_formats(form)
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"{form} on {spec.name}: {error}", where="--format") from error
+    return form.name
 
 
 def _kernel(name: str) -> "Kernel":
@@ -298,15 +306,16 @@ def _with_quality(
 
 def _scored_formats(request: "Request") -> list[str]:
     """Return the formats that the kernel takes and that lay out at the block size that quality is scored with."""
-    from kvplan_kernels.format import UnsupportedError, check_kernel, parse
+    from kvplan_kernels.format import UnsupportedError
+    from kvplan_kernels.layer_formats import check_formats, parse_formats
     from kvplan_kernels.layout import order_of
 
     found, order = [], order_of(request.kernel_name)
     for name in request.formats:
         try:
-            check_kernel(request.kernel, parse(name))
-            for layer in request.spec.layers:
-                layer.layout(parse(name), request.block_tokens[0], request.spec.float_type, order)
+            form = parse_formats(name)
+            check_formats(request.kernel, form)
+            request.spec.layouts(form, request.block_tokens[0], order)
         except UnsupportedError:
             continue
         found.append(name)

@@ -23,7 +23,7 @@ from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, KvplanError
 from kvplan.measure.bandwidth import COPY, READ, bandwidths
 from kvplan.measure.beds import COLD_FACTOR
-from kvplan.measure.cells import exact_figures, layer_layouts
+from kvplan.measure.cells import cell_layout, exact_figures
 from kvplan.measure.device import Device
 from kvplan.measure.devices import open_device
 from kvplan.measure.environment import Watch
@@ -190,7 +190,7 @@ def check_kernels(ops: Ops, spec: ModelSpec, group: Sequence[CellKey], checked: 
     if ops.name == Kernel.REFERENCE:
         return
     for key in group:
-        for layout in layer_layouts(key, spec):
+        for layout, _ in cell_layout(key, spec).counted:
             if layout not in checked:
                 check_decode(ops, layout, spec.query_heads)
                 checked.add(layout)

@@ -10,11 +10,12 @@ from kvplan.core.specs import ModelSpec
 from kvplan.quality.lanes import Span
 from kvplan.quality.passages import Passage
 from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layer_formats import ModelFormat
 
 
 @torch.inference_mode()
 def score_documents(
-    spans: Iterator[Span], passages: Sequence[Passage], formats: Sequence[CacheFormat], spec: ModelSpec
+    spans: Iterator[Span], passages: Sequence[Passage], formats: Sequence[ModelFormat], spec: ModelSpec
 ) -> list[tuple[DocumentScore, ...]]:
     """Return each lane's scores but the first's, which is the 16-bit reference; *formats* are those of the others."""
     tallies = [[_Tally() for _ in passages] for _ in formats]
@@ -69,22 +70,29 @@ class _Tally:
         )
 
 
-def quantized_positions(spec: ModelSpec, form: CacheFormat, passage: Passage) -> int:
+def quantized_positions(spec: ModelSpec, form: ModelFormat, passage: Passage) -> int:
     """Return how many scored positions of *passage*, a document, attend to a quantized token."""
     first = len(passage.prompt)
     return sum(reads_quantized(spec, form, position) for position in range(first, first + len(passage.fed)))
 
 
-def reads_quantized(spec: ModelSpec, form: CacheFormat, position: int) -> bool:
+def reads_quantized(spec: ModelSpec, form: ModelFormat, position: int) -> bool:
     """Whether the token at *position* attends to a quantized token in any layer, in a cache of all up to itself."""
-    paged = max(0, position + 1 - form.sink_tokens)
+    for layer, stored in dict.fromkeys(zip(spec.layers, spec.layer_formats(form), strict=True)):
+        last = _last_quantized(stored, position + 1)
+        if last >= 0 and (layer.window_tokens is None or last > position - layer.window_tokens):
+            return True
+    return False
+
+
+def _last_quantized(form: CacheFormat, tokens: int) -> int:
+    """Return the newest of *tokens* tokens that is quantized in a layer; -1 where none is."""
+    paged = max(0, tokens - form.sink_tokens)
     last = -1
     for tensor, flush in ((form.key, form.key_flush), (form.value, form.value_flush)):
         if tensor.quantized and flush.quantized_tokens(paged):
             last = max(last, form.sink_tokens + flush.quantized_tokens(paged) - 1)
-    return last >= 0 and any(
-        layer.window_tokens is None or last > position - layer.window_tokens for layer in spec.layers
-    )
+    return last
 
 
 @torch.inference_mode()

@@ -7,15 +7,17 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvplan.core.layouts import lay_out
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill
 from kvplan.quality.passages import Passage
 from kvplan.runtime.chunks import chunk_sizes
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel, unfused
-from kvplan.runtime.pool import CachedSequence, blocks_for
+from kvplan.runtime.pool import CachedSequence
 from kvplan.runtime.session import Runtime, prefill_exact
 from kvplan_kernels.format import CacheFormat, parse
+from kvplan_kernels.layer_formats import ModelFormat
 
 THROUGH_CACHE_TOKENS: Final = 128
 """Tokens of one forward pass of a prompt prefilled through the cache: all but the first of them read it."""
@@ -29,7 +31,7 @@ class Lane:
         unfused: Whether torch's own attention reads the cache, and not the kernel.
     """
 
-    format: CacheFormat
+    format: ModelFormat
     unfused: bool = False
 
 
@@ -77,7 +79,7 @@ class Lanes:
                 loaded,
                 lane.format,
                 block_tokens=block_tokens,
-                blocks=batch * blocks_for(lane.format, tokens, block_tokens),
+                blocks=batch * lay_out(loaded.spec, lane.format, block_tokens).blocks(tokens),
                 slots=batch,
                 kernel=kernel,
                 threads=threads,

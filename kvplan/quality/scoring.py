@@ -9,6 +9,7 @@ import torch
 
 from kvplan import __version__
 from kvplan.core.formats import read_format
+from kvplan.core.layouts import lay_out
 from kvplan.core.records import Quality, QualityKey, RetrievalTrial
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Search
@@ -19,8 +20,7 @@ from kvplan.quality.passages import Passage, cut_documents, data_digest, opening
 from kvplan.quality.retrieval import TEXT_FORM, make_trials, read_form
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel
-from kvplan.runtime.pool import layer_layouts
-from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layer_formats import ModelFormat
 
 _BATCH: Final = 8
 _SEED: Final = 20260801
@@ -114,12 +114,14 @@ def score(
 
     Raises:
         InputError: No scored position of some format attends to a quantized token: the result would be of nothing.
-        UnsupportedFormatError: No kernel takes a format.
+        UnsupportedFormatError: No kernel takes a format, or it names layers that the model does not have.
     """
     options = options or QualityOptions()
     data = prepare(loaded, options, text)
     reference = reference_format(loaded.spec)
     forms = [read_format(name) for name in formats]
+    for form in forms:
+        lay_out(loaded.spec, form, options.block_tokens)
     _check_quantized(loaded.spec, forms, data.documents)
     lanes = [Lane(format=reference), *(Lane(format=form, unfused=form == reference) for form in forms)]
     work = Lanes(
@@ -151,7 +153,7 @@ def default_formats(spec: ModelSpec, options: QualityOptions) -> list[str]:
     found = []
     for name in Search().formats:
         try:
-            layer_layouts(spec, read_format(name), options.block_tokens)
+            lay_out(spec, read_format(name), options.block_tokens)
         except UnsupportedFormatError:
             continue
         found.append(name)
@@ -197,18 +199,20 @@ def _heard(progress: Progress, data: QualityData, lanes: int, prefill: Prefill) 
     return add
 
 
-def _check_quantized(spec: ModelSpec, forms: Sequence[CacheFormat], documents: Sequence[Passage]) -> None:
+def _check_quantized(spec: ModelSpec, forms: Sequence[ModelFormat], documents: Sequence[Passage]) -> None:
     for form in forms:
         if form.quantized and not any(quantized_positions(spec, form, document) for document in documents):
+            quantized = (part for part in form.parts if part.quantized)
+            least = min(quantized, key=lambda part: part.residual_tokens + part.sink_tokens)
             raise InputError(
                 f"format {form}: no scored position attends to a quantized token; prompts have "
-                f"{len(documents[0].prompt)} tokens, {form.residual_tokens} newest and {form.sink_tokens} first tokens "
-                "stay in 16 bits",
+                f"{len(documents[0].prompt)} tokens, {least.residual_tokens} newest and {least.sink_tokens} first "
+                "tokens stay in 16 bits",
                 hint="use a longer context",
             )
 
 
-def _check_poisoned(forms: Sequence[CacheFormat], poisoned_groups: Sequence[int]) -> None:
+def _check_poisoned(forms: Sequence[ModelFormat], poisoned_groups: Sequence[int]) -> None:
     for form, groups in zip(forms, poisoned_groups, strict=True):
         if groups:
             raise UnsupportedFormatError(

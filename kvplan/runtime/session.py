@@ -19,7 +19,8 @@ from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops
 from kvplan.runtime.pool import CachedSequence, CachePool
 from kvplan.runtime.stopwatch import Stopwatch
 from kvplan_kernels.cache import Batch
-from kvplan_kernels.format import CacheFormat, UnsupportedError
+from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.layer_formats import ModelFormat
 
 MAX_BATCHED_TOKENS: Final = 8192
 
@@ -170,7 +171,7 @@ class Runtime:
     def __init__(
         self,
         loaded: LoadedModel,
-        form: CacheFormat,
+        form: ModelFormat,
         *,
         block_tokens: int,
         blocks: int,

@@ -49,6 +49,7 @@ def test_json_on_standard_output_and_in_the_file_are_the_same(
         (["demo", "-f", "int3"], 3, "int3"),
         (["demo", "-f", "fp8_e4m3"], 3, "has no CPU kernel"),
         (["demo", "-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
+        (["demo", "-f", "int4@4=bf16"], 3, "int4@4=bf16 on demo: no layer 4 among the 4 that cache keys and values"),
         (["demo", "-f", "int4-r512"], 2, "no scored position attends to a quantized token"),
         (["demo", "--prefill", "fast"], 2, "use exact, through_cache"),
         (["demo", "--kernel", "gpu"], 2, "use cpu, triton, reference"),

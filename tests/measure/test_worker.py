@@ -181,6 +181,16 @@ def test_appending_covers_a_flush_of_every_format(run: Callable[[Job], list[Mess
     assert steps == {"bf16": 9, "int8": 9, "kivi-k4v4-g32-r32": 40}
 
 
+def test_a_format_by_layer_has_the_figures_of_any_other(run: Callable[[Job], list[Message]], job: Job) -> None:
+    mixed = "int8@0=bf16@-1=kivi-k4v4-g32-r32"
+    group = tuple(replace(key, format=form) for key, form in zip(job.groups[1][:2], ("int8", mixed), strict=True))
+    found = {key.format: message for key, message in cells(run(replace(job, groups=(group,)))).items()}
+
+    assert found[mixed].status is CellStatus.OK
+    assert set(found[mixed].figures) == set(found["int8"].figures)
+    assert len(found[mixed].figures["append_s"]) == 40  # a flush of the layer that holds groups is among them
+
+
 def test_later_chunks_that_read_the_cache_are_in_the_time_to_the_first_token(
     run: Callable[[Job], list[Message]], job: Job
 ) -> None:
