@@ -7,10 +7,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvplan_kernels.format import Axis, Code, TensorFormat
+from kvplan_kernels.format import E4M3_MAX, Axis, Code, TensorFormat
 from kvplan_kernels.layout import ceil_div
 
-E4M3_MAX: Final = 448.0
 E4M3_NAN: Final = 0x7F
 
 

@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -13,6 +14,7 @@ from kvplan_kernels.format import (
     Flush,
     ResidualRule,
     TensorFormat,
+    Transform,
     UnsupportedError,
     parse,
 )
@@ -41,6 +43,24 @@ def float_formats(draw: st.DrawFn) -> CacheFormat:
     stored = TensorFormat(bits=8, code=Code.E4M3)
     residual, sinks = draw(st.integers(0, 300)), draw(st.integers(0, 40))
     return CacheFormat(key=stored, value=stored, residual_tokens=residual, sink_tokens=sinks)
+
+
+@st.composite
+def transformed(draw: st.DrawFn) -> CacheFormat:
+    form = draw(formats() | float_formats())
+    chosen = draw(st.sets(st.sampled_from(Transform)))
+    return replace(form, transforms=tuple(transform for transform in Transform if transform in chosen))
+
+
+@given(transformed())
+def test_transforms_are_named_in_order_or_refused(form: CacheFormat) -> None:
+    found = parsed_or_reason(form.name)
+    scales = {Transform.SCALED, Transform.SCALED_TENSOR} & set(form.transforms)
+    grouped = any(tensor.axis is Axis.TOKEN and tensor.group_size for tensor in (form.key, form.value))
+    floats = form.key.code is Code.E4M3
+    refused = len(scales) > 1 or (scales and not floats) or (Transform.ORDER in form.transforms and not grouped)
+    assert isinstance(found, str) if refused else found == form
+    assert set(form.calibrated) == set(form.transforms) - {Transform.HADAMARD}
 
 
 @given(formats() | float_formats())
@@ -92,6 +112,10 @@ def test_any_other_text_is_refused_in_one_line(name: str) -> None:
         ("had-k4v4", "had-int4"),
         ("had-kivi-k2v2-g64-r128-s4", "had-kivi-k2v2-g64-r128-s4"),
         ("had-fp8_e4m3-r64", "had-fp8_e4m3-r64"),
+        ("unbias-k4v4", "unbias-int4"),
+        ("unbias-smooth-order-had-k4v4-g32", "unbias-smooth-order-had-k4v4-g32"),
+        ("scaled-had-fp8_e4m3", "scaled-had-fp8_e4m3"),
+        ("scaled-tensor-fp8_e4m3-s4", "scaled-tensor-fp8_e4m3-s4"),
         ("kivi-paper-k2v2-g32-r128-s4", "kivi-paper-k2v2-g32-r128-s4"),
     ],
 )
@@ -111,6 +135,15 @@ def test_names_have_one_canonical_form(name: str, canonical: str) -> None:
         "had-k5v4",
         "had-bf16",
         "had-had-int4",
+        "had-unbias-int4",
+        "smooth-unbias-int4",
+        "unbias-bf16",
+        "order-int4",
+        "order-fp8_e4m3",
+        "scaled-int4",
+        "scaled-tensor-scaled-fp8_e4m3",
+        "unbias-",
+        "unbias",
         "kivi-had-k4v4-g64",
         "kivi-paper-k2v2-g64-r32",
         "kivi-paper-k2v2-g64",
