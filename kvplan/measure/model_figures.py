@@ -19,6 +19,7 @@ from kvplan.runtime.chunks import flushes_group
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.pool import CachedSequence, blocks_for, pool_bytes
 from kvplan.runtime.session import Runtime, prefill_exact
+from kvplan.store.calibrations import Calibration
 from kvplan.units import format_bytes
 from kvplan_kernels.format import parse
 from kvplan_kernels.layout import order_of
@@ -41,10 +42,18 @@ class _Part:
 class ModelBench:
     """Whole steps of the loaded model, for a group of cells that hold the same sequences."""
 
-    def __init__(self, device: Device, loaded: LoadedModel, job: Job, keys: Sequence[CellKey]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        loaded: LoadedModel,
+        job: Job,
+        keys: Sequence[CellKey],
+        calibration: Calibration | None = None,
+    ) -> None:
         self._device = device
         self._loaded = loaded
         self._job = job
+        self._calibration = calibration
         self._spec = loaded.spec
         self._keys = tuple(keys)
         self._baseline = baseline_key(keys, loaded.spec)
@@ -135,7 +144,7 @@ class ModelBench:
         blocks, slots = pool_size(key)
         return Runtime(
             self._loaded, form, block_tokens=key.block_tokens, blocks=blocks, slots=slots, kernel=self._job.kernel,
-            threads=self._job.threads,
+            threads=self._job.threads, calibration=self._calibration,
         )  # fmt: skip
 
     def _warm_up(self, runtime: Runtime, prompt: list[int]) -> None:

@@ -15,6 +15,7 @@ from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel, unfused
 from kvplan.runtime.pool import CachedSequence, blocks_for
 from kvplan.runtime.session import Runtime, prefill_exact
+from kvplan.store.calibrations import Calibration
 from kvplan_kernels.format import CacheFormat, parse
 
 THROUGH_CACHE_TOKENS: Final = 128
@@ -67,6 +68,7 @@ class Lanes:
         prefill: Prefill,
         kernel: Kernel | str,
         threads: int | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self._lanes = tuple(lanes)
         self._batch = batch
@@ -81,6 +83,7 @@ class Lanes:
                 slots=batch,
                 kernel=kernel,
                 threads=threads,
+                calibration=calibration,
             )
             for lane in lanes
         )

@@ -1,6 +1,8 @@
 """The memory of a model's cache: pages for all layers, handed out block by block to sequences."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Final
 
 import torch
@@ -13,6 +15,7 @@ from kvplan.runtime.memory import require_memory
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.format import CacheFormat, UnsupportedError
 from kvplan_kernels.layout import KVLayout, Order, ceil_div
+from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters
 
 _UNUSED: Final = 0
 
@@ -36,7 +39,8 @@ class CachePool:
     """Every layer's cache, and which sequence holds which page.
 
     A block number means the same page in every layer, so one block table serves all of them. Pages are counted: a full
-    page of a shared prefix belongs to several sequences and is freed with the last.
+    page of a shared prefix belongs to several sequences and is freed with the last. *parameters* are what the format
+    has learned, layer by layer.
 
     Raises:
         DoesNotFitError: The memory for it is not there.
@@ -53,6 +57,7 @@ class CachePool:
         slots: int,
         order: Order = Order.LANES,
         device: str = "cpu",
+        parameters: Sequence[LayerParameters] = (),
     ) -> None:
         self.format = form
         self.block_tokens = block_tokens
@@ -60,8 +65,10 @@ class CachePool:
         needed = pool_bytes(spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots, order=order)
         require_memory(needed, f"the {form} cache of {blocks} blocks for {slots} sequences", device)
         self.caches = tuple(
-            LayerCache.allocate(layout, blocks=blocks, slots=slots, device=device)
-            for layout in layer_layouts(spec, form, block_tokens, order)
+            LayerCache.allocate(layout, blocks=blocks, slots=slots, device=device, parameters=learned)
+            for layout, learned in zip(
+                layer_layouts(spec, form, block_tokens, order), parameters or repeat(NOTHING_LEARNED), strict=False
+            )
         )
         self.layout: KVLayout = self.caches[0].layout
         self._free_blocks = list(range(blocks - 1, -1, -1))
