@@ -85,7 +85,8 @@ def calibration_documents(
         raise InputError(f"{loaded.spec.name} holds no tokenizer, and calibration reads text")
     stream = tokenize(loaded.tokenizer, calibration_text() if text is None else text)
     opening = opening_ids(loaded.tokenizer)
-    longest = min(CONTEXT_TOKENS, loaded.spec.context_tokens - 1, len(opening) + len(stream) - 1)
+    held = max(WINDOW_TOKENS, len(opening) + len(stream) - 1)
+    longest = min(CONTEXT_TOKENS, loaded.spec.context_tokens - 1, held)
     return cut_documents(stream, opening, context_tokens=context_tokens or longest, documents=documents)
 
 
