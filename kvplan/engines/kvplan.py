@@ -129,8 +129,9 @@ def launch(setting: Launch) -> LaunchText:
     """
     implementation = setting.kernel.partition("/")[0]
     chosen = "" if implementation in ("", _DEFAULT_KERNEL) else f', kernel="{implementation}"'
+    learned = ", calibration=calibration" if read_format(setting.format).calibrated else ""
     held = f"block_tokens={setting.block_tokens}, blocks={setting.blocks}, slots={setting.sequences}"
-    return LaunchText(command=f'Runtime(loaded, parse("{setting.format}"), {held}{chosen})')
+    return LaunchText(command=f'Runtime(loaded, parse("{setting.format}"), {held}{chosen}{learned})')
 
 
 LIMITS: Final = Limits(
