@@ -45,6 +45,11 @@ class Side:
     factor: Tensor | None = None
     order: Tensor | None = None
 
+    @property
+    def asks(self) -> bool:
+        """Whether queries or outputs make up for anything: an offset of keys is nothing to them."""
+        return self.factor is not None or self.order is not None
+
     @cached_property
     def _places(self) -> Tensor | None:
         return None if self.order is None else self.order.argsort(-1)

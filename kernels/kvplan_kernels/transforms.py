@@ -41,12 +41,23 @@ def _read(stored: Tensor, side: Side, layout: KVLayout, rotate: Rotate) -> Tenso
     return side.read(values.transpose(1, 2)).transpose(1, 2).to(stored.dtype)
 
 
-def _by_kv_head(heads: Tensor, layout: KVLayout, change: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return [..., query_heads, head_dim] with *change* done to each query head by the KV head that it reads."""
-    if not layout.format.calibrated:
-        return heads
-    grouped = torch.unflatten(heads, -2, (layout.kv_heads, -1)).transpose(-3, -2)
-    return change(grouped).transpose(-3, -2).flatten(-3, -2)
+def _asked(query: Tensor, side: Side, kv_heads: int) -> Tensor:
+    """Return what is asked for *query* [..., query_heads, head_dim] where *side* is done to keys."""
+    return _ungrouped(side.asked(_grouped(query, kv_heads))) if side.asks else query
+
+
+def _told(output: Tensor, side: Side, kv_heads: int) -> Tensor:
+    """Return the output [..., query_heads, head_dim] of values to which *side* is done."""
+    return _ungrouped(side.read(_grouped(output, kv_heads))) if side.asks else output
+
+
+def _grouped(heads: Tensor, kv_heads: int) -> Tensor:
+    """Return query heads [..., query heads of each, kv_heads, head_dim], by the KV head that they read."""
+    return torch.unflatten(heads, -2, (kv_heads, -1)).transpose(-3, -2)
+
+
+def _ungrouped(heads: Tensor) -> Tensor:
+    return heads.transpose(-3, -2).flatten(-3, -2)
 
 
 def transforming_append(rotate: Rotate) -> Callable[[Operation], Operation]:
@@ -81,10 +92,10 @@ def transforming_decode(rotate: Rotate | None) -> Callable[[Operation], Operatio
             if not layout.format.transforms or not _asks(query, layout):
                 return cast(DecodeResult, decode(cache, batch, query, options, **named))
             _check_attention(cache, options, named.get("sink_logits"))
-            asked = _rotated(_by_kv_head(query, layout, cache.fold.key.asked), layout, rotate)
+            asked = _rotated(_asked(query, cache.fold.key, layout.kv_heads), layout, rotate)
             result: DecodeResult = decode(cache, batch, asked, options, **named)
             output = _rotated(result.output, layout, rotate)
-            output = _by_kv_head(output, layout, cache.fold.value.read)
+            output = _told(output, cache.fold.value, layout.kv_heads)
             return DecodeResult(output=output, received=result.received)
 
         return cast(Operation, transformed)

@@ -127,12 +127,13 @@ def test_append_leaves_the_same_bytes(name: str, variants: tuple[str, ...]) -> N
     ("kernel", "name", "lengths"),
     [
         *(("cpu", name, (150, 5, 64)) for name in supported("cpu")),
-        ("triton", "unbias-smooth-order-had-k4v4-g32-r20-s4", (70,)),  # in Triton's interpreter a second a tile
+        ("triton", "unbias-smooth-order-k4v4-g32-r8-s4", (40,)),  # in Triton's interpreter a second a tile
     ],
 )
+@pytest.mark.filterwarnings("ignore:overflow encountered")  # lanes that Triton masks hold what past owners left
 def test_every_implementation_transforms_alike(kernel: str, name: str, lengths: tuple[int, ...]) -> None:
     implementations = {op: OPS[op].implementations[kernel] for op in OPS}
-    asked = case(name, gqa_ratio=3, data=Data.NORMAL, received=True, lengths=lengths)
+    asked = case(name, gqa_ratio=3, data=Data.NORMAL, received=True, lengths=lengths, block_tokens=32)
     if (reason := implementations["decode"].unsupported(asked)) is not None:
         pytest.skip(reason)
     inputs = make_inputs(asked, order_of(kernel))
