@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, TypeAlias
 
-from kvplan_kernels.format import CacheFormat, UnsupportedError, kernel_refusal, parse
+from kvplan_kernels.format import CacheFormat, Transform, UnsupportedError, kernel_refusal, parse
 
 LAYERS_MAX: Final = 9999
 """The largest number of a layer that a name may have; no model comes near it."""
@@ -55,6 +55,11 @@ class LayerFormats:
             if found.setdefault(layer, form) != form:
                 raise UnsupportedError(f"two formats for layer {layer}, which is {named} of {count} layers; leave one")
         return tuple(found.get(layer, self.rest) for layer in range(count))
+
+    @property
+    def calibrated(self) -> tuple[Transform, ...]:
+        """The transforms whose numbers some layer's format learns from the model."""
+        return tuple(dict.fromkeys(transform for form in self.parts for transform in form.calibrated))
 
     @property
     def quantized(self) -> bool:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from kvplan.measure.progress import Progress
     from kvplan.measure.session import Request
     from kvplan.runtime.ops import Kernel
+    from kvplan.store.calibrations import Calibration
     from kvplan.store.journal import Journal
 
 
@@ -60,6 +61,10 @@ _PREFILL: Final = typer.Option(
 _KERNEL: Final = typer.Option(
     None, help="cpu, triton, or reference: the definitions in PyTorch, slow. Default: the device's.", show_default=False
 )
+_CALIBRATION: Final = typer.Option(
+    None, "--calibration", help="What formats have learned. Default: <model>.calibration.safetensors in this folder, "
+    "where one needs it.", show_default=False,
+)  # fmt: skip
 _JSON: Final = typer.Option(False, "--json", help="Print the profile as JSON.")
 
 
@@ -86,6 +91,7 @@ def profile_command(
     quality: bool = _QUALITY,
     prefill: str | None = _PREFILL,
     kernel: str | None = _KERNEL,
+    calibration: Path | None = _CALIBRATION,
     as_json: bool = _JSON,
 ) -> None:
     """Measure memory, time and quality of each cache format on the model itself.
@@ -104,7 +110,7 @@ def profile_command(
     request = _request(
         model, asked, device=open_device(name).torch_name, formats=formats, blocks=block_size, prefill=prefill,
         kernel=kernel, threads=threads, repeats=repeats, retries=retries, max_disturbance=max_disturbance, quick=quick,
-        cell_timeout=cell_timeout,
+        cell_timeout=cell_timeout, calibration=calibration,
     )  # fmt: skip
     machine = open_device(name, request.kernel_name.rpartition("/")[2])
     try:
@@ -172,13 +178,14 @@ def _workload(model: str, path: Path | None) -> "Workload":
 def _request(
     model: str, asked: "Workload", *, device: str, formats: list[str], blocks: list[int], prefill: str | None,
     kernel: str | None, threads: int | None, repeats: int | None, retries: int | None, max_disturbance: str,
-    quick: bool, cell_timeout: str | None,
+    quick: bool, cell_timeout: str | None, calibration: Path | None,
 ) -> "Request":  # fmt: skip
     from dataclasses import replace
 
     from kvplan.measure.device import usable_cores
     from kvplan.measure.session import Request
     from kvplan.runtime.ops import default_kernel, load_ops, require_compiled
+    from kvplan.store.calibrations import calibration_path
     from kvplan.store.models import load_model_spec
 
     count, spec = threads or usable_cores(), load_model_spec(model)
@@ -199,13 +206,28 @@ def _request(
         command=shlex.join(["kvplan", *sys.argv[1:]]),
     )
     request = request.quick() if quick else request
+    learned = _learned(request, calibration)
     return replace(
         request,
         repeats=request.repeats if repeats is None else repeats,
         retries=request.retries if retries is None else retries,
         tolerance=_tolerance(max_disturbance),
         cell_timeout_s=None if cell_timeout is None else _cell_timeout(cell_timeout),
+        calibration=None if learned is None else (calibration or calibration_path(request.spec.name)).absolute(),
     )
+
+
+def _learned(request: "Request", path: Path | None) -> "Calibration | None":
+    """Return what the request's formats have learned; refuse one that has not, before anything is measured."""
+    from kvplan.runtime.learned import require_calibration
+    from kvplan.store.calibrations import find_calibration
+    from kvplan_kernels.format import parse
+
+    forms = [parse(name) for name in request.formats]
+    found = find_calibration(request.spec, forms, path)
+    for form in forms:
+        require_calibration(request.spec, form, found)
+    return found
 
 
 def _tolerance(text: str) -> float:
@@ -271,9 +293,12 @@ def _with_quality(
     from kvplan.quality import effort
     from kvplan.quality.scoring import QualityOptions, prepare, score
     from kvplan.runtime.loading import load_model
+    from kvplan.store.calibrations import learned_digest
     from kvplan.store.journal import resume_quality
+    from kvplan_kernels.format import parse
 
     loaded, spec = load_model(request.model, device=request.device), request.spec
+    calibration = _learned(request, request.calibration)
     options = QualityOptions(
         block_tokens=request.block_tokens[0],
         context_tokens=effort.context_tokens(request.workload, spec.context_tokens, quick=quick),
@@ -288,7 +313,7 @@ def _with_quality(
         QualityKey(
             model_digest=spec.digest, format=name, block_tokens=options.block_tokens, prefill=options.prefill,
             chunk_tokens=options.chunk_tokens, data_digest=digest, kernel=request.kernel_name,
-            kvplan_version=__version__,
+            kvplan_version=__version__, calibration=learned_digest(parse(name), calibration),
         )
         for name in _scored_formats(request)
     ]  # fmt: skip
@@ -298,7 +323,11 @@ def _with_quality(
     missing = [key.format for key in wanted if key not in kept]
     if missing:
         progress.note(f"quality of {', '.join(missing)}")
-        for result in score(loaded, missing, options, progress=lambda share: progress.share("quality", share)):
+        results = score(
+            loaded, missing, options, calibration=calibration,
+            progress=lambda share: progress.share("quality", share),
+        )  # fmt: skip
+        for result in results:
             journal.append(result)
             kept[result.key] = result
     return replace(profile, quality=tuple(kept[key] for key in wanted))

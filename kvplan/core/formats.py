@@ -22,12 +22,17 @@ FORMATS: Final = {
     "bf16": "16 bits, unquantized",
     "fp16": "16 bits, unquantized",
     "fp8_e4m3": "OCP E4M3 floats, no scale: vLLM's fp8, uncalibrated",
+    "scaled-fp8_e4m3": "OCP E4M3 floats, a calibrated scale a KV head",
+    "scaled-tensor-fp8_e4m3": "OCP E4M3 floats, a calibrated scale for K and for V of a layer",
     "int8": "one scale and minimum a token and head",
     "k8v4": _KEYS_FIRST,
     "k8v4-g64": _KEYS_FIRST,
     "int4": "one scale and minimum a token and head",
     "int4-g64": "one scale and minimum for 64 channels of a token",
     "had-int4": _ROTATED,
+    "smooth-int4": "SmoothAttention: Lin et al. 2024, QServe, arXiv 2405.04532",
+    "unbias-int4": "keys less their mean, which softmax does not see",
+    "order-k2v2-g128-r128-s5": "channel reorder of SKVQ: Duanmu et al. 2024, arXiv 2405.06219",
     "k4v2-g64": _KEYS_FIRST,
     "int2": "one scale and minimum a token and head",
     "kivi-k8v8-g64-r128": _KIVI,
@@ -49,6 +54,7 @@ class FormatFacts:
         effective_bits: Bits of one element in pages, scales and minima counted; residual and sinks not.
         bytes_per_token: Of all layers of a model, marginal; None without a model.
         fused: By device kind, whether a fused decode kernel takes the format.
+        learns: Parts whose numbers `kvplan calibrate` learns from a model first; none where it is used as it is.
         engines: By name, those that store the same bits.
         summary: What a screen shows for the source where that is long.
     """
@@ -61,6 +67,7 @@ class FormatFacts:
     fused: dict[str, bool]
     bytes_per_token: float | None = None
     unsupported: str = ""
+    learns: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("kvplan",)
     summary: str = ""
 
@@ -140,6 +147,7 @@ def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
         },
         bytes_per_token=grown if model and layouts else None,
         unsupported=unsupported,
+        learns=tuple(map(str, form.calibrated)),
     )
 
 

@@ -125,9 +125,11 @@ def launch(setting: Launch) -> LaunchText:
     """
     implementation = setting.kernel.partition("/")[0]
     chosen = "" if implementation in ("", _DEFAULT_KERNEL) else f', kernel="{implementation}"'
+    form = read_format(setting.format)
+    learned = ", calibration=calibration" if form.calibrated else ""
     held = f"block_tokens={setting.block_tokens}, blocks={setting.blocks}, slots={setting.sequences}"
-    parse = "parse_formats" if isinstance(read_format(setting.format), LayerFormats) else "parse"
-    return LaunchText(command=f'Runtime(loaded, {parse}("{setting.format}"), {held}{chosen})')
+    parse = "parse_formats" if isinstance(form, LayerFormats) else "parse"
+    return LaunchText(command=f'Runtime(loaded, {parse}("{setting.format}"), {held}{chosen}{learned})')
 
 
 LIMITS: Final = Limits(

@@ -20,6 +20,7 @@ from kvplan.runtime.chunks import flushes_group
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.pool import CachedSequence
 from kvplan.runtime.session import Runtime, prefill_exact
+from kvplan.store.calibrations import Calibration
 from kvplan.units import format_bytes
 from kvplan_kernels.layer_formats import parse_formats
 
@@ -41,10 +42,18 @@ class _Part:
 class ModelBench:
     """Whole steps of the loaded model, for a group of cells that hold the same sequences."""
 
-    def __init__(self, device: Device, loaded: LoadedModel, job: Job, keys: Sequence[CellKey]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        loaded: LoadedModel,
+        job: Job,
+        keys: Sequence[CellKey],
+        calibration: Calibration | None = None,
+    ) -> None:
         self._device = device
         self._loaded = loaded
         self._job = job
+        self._calibration = calibration
         self._spec = loaded.spec
         self._keys = tuple(keys)
         self._baseline = baseline_key(keys, loaded.spec)
@@ -134,7 +143,7 @@ class ModelBench:
         blocks, slots = pool_size(key, self._spec)
         return Runtime(
             self._loaded, parse_formats(key.format), block_tokens=key.block_tokens, blocks=blocks, slots=slots,
-            kernel=self._job.kernel, threads=self._job.threads,
+            kernel=self._job.kernel, threads=self._job.threads, calibration=self._calibration,
         )  # fmt: skip
 
     def _warm_up(self, runtime: Runtime, prompt: list[int]) -> None:

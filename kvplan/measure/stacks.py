@@ -15,6 +15,7 @@ from kvplan.measure.cells import cell_layout
 from kvplan.runtime.ops import Ops
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.layout import KVLayout, ceil_div
+from kvplan_kernels.parameters import neutral
 
 PACK_COPIES: Final = 2
 """Caches that a prompt is packed into in turn; a page just written is not the next one written."""
@@ -172,4 +173,4 @@ def _empty_cache(layout: KVLayout, tokens: int, device: str) -> tuple[LayerCache
         slots=torch.zeros(1, dtype=torch.int32, device=device),
         lengths=torch.zeros(1, dtype=torch.int32, device=device),
     )
-    return LayerCache.allocate(layout, blocks=max(1, blocks), slots=1, device=device), batch
+    return LayerCache.allocate(layout, blocks=max(1, blocks), slots=1, device=device, parameters=neutral(layout)), batch

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Final, NoReturn, TextIO
 
@@ -34,6 +35,7 @@ from kvplan.measure.kernel_figures import KernelBench, derived_figures
 from kvplan.measure.model_figures import ModelBench
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import Kernel, Ops, load_ops
+from kvplan.store.calibrations import Calibration, load_calibration
 from kvplan_kernels.layout import KVLayout
 
 _BANDWIDTHS: Final = {READ: "read_bandwidth_bytes_per_s", COPY: "copy_bandwidth_bytes_per_s"}
@@ -59,6 +61,7 @@ class Bench:
     job: Job
     loaded: LoadedModel | None
     bandwidth: tuple[float, ...]
+    calibration: Calibration | None = None
     checked: set[KVLayout] = field(default_factory=set)
 
 
@@ -125,7 +128,8 @@ def _prepare(job: Job, report: Report) -> Bench:
         base |= {_BANDWIDTHS[name]: found for name, found in _bandwidths(device, job.threads).items()}
         bandwidth = base[_BANDWIDTHS[READ]]
     report(Started(base=base, missing=missing))
-    return Bench(device=device, ops=ops, job=job, loaded=loaded, bandwidth=bandwidth)
+    calibration = None if job.calibration is None else load_calibration(Path(job.calibration), job.spec)
+    return Bench(device=device, ops=ops, job=job, loaded=loaded, bandwidth=bandwidth, calibration=calibration)
 
 
 def _bandwidths(device: Device, threads: int) -> dict[str, tuple[float, ...]]:
@@ -173,7 +177,7 @@ def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
             for samples in found.values():
                 samples.missing = dict.fromkeys(_OF_THE_MODEL, "the model has no weights here") | samples.missing
         else:
-            figures, missing = ModelBench(bench.device, bench.loaded, job, group).measure()
+            figures, missing = ModelBench(bench.device, bench.loaded, job, group, bench.calibration).measure()
             for key, samples in found.items():
                 samples.figures |= figures[key]
                 samples.missing |= missing[key]

@@ -16,6 +16,7 @@ from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel, unfused
 from kvplan.runtime.pool import CachedSequence
 from kvplan.runtime.session import Runtime, prefill_exact
+from kvplan.store.calibrations import Calibration
 from kvplan_kernels.format import CacheFormat, parse
 from kvplan_kernels.layer_formats import ModelFormat
 
@@ -69,6 +70,7 @@ class Lanes:
         prefill: Prefill,
         kernel: Kernel | str,
         threads: int | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self._lanes = tuple(lanes)
         self._batch = batch
@@ -83,6 +85,7 @@ class Lanes:
                 slots=batch,
                 kernel=kernel,
                 threads=threads,
+                calibration=calibration,
             )
             for lane in lanes
         )

@@ -14,12 +14,15 @@ from kvplan.core.records import Quality, QualityKey, RetrievalTrial
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Search
 from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan.quality.calibrating import check_unseen
 from kvplan.quality.compare import quantized_positions, score_documents, score_trials
 from kvplan.quality.lanes import Lane, Lanes, reference_format
 from kvplan.quality.passages import Passage, cut_documents, data_digest, opening_ids, tokenize
 from kvplan.quality.retrieval import TEXT_FORM, make_trials, read_form
+from kvplan.runtime.learned import require_calibration
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel
+from kvplan.store.calibrations import Calibration, learned_digest
 from kvplan_kernels.layer_formats import ModelFormat
 
 _BATCH: Final = 8
@@ -105,6 +108,7 @@ def score(
     options: QualityOptions | None = None,
     *,
     text: str | None = None,
+    calibration: Calibration | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Quality]:
     """Return what each of *formats* costs the model, in order.
@@ -113,7 +117,8 @@ def score(
     attention over the same 16-bit cache, which differs only in how it rounds.
 
     Raises:
-        InputError: No scored position of some format attends to a quantized token: the result would be of nothing.
+        InputError: No scored position of some format attends to a quantized token: the result would be of nothing; a
+            format learns from the model and *calibration* has not, or was learned from text that is to be scored.
         UnsupportedFormatError: No kernel takes a format, or it names layers that the model does not have.
     """
     options = options or QualityOptions()
@@ -123,6 +128,10 @@ def score(
     for form in forms:
         lay_out(loaded.spec, form, options.block_tokens)
     _check_quantized(loaded.spec, forms, data.documents)
+    for form in forms:
+        require_calibration(loaded.spec, form, calibration)
+    if calibration is not None:
+        check_unseen(calibration, (*data.documents, *data.trials))
     lanes = [Lane(format=reference), *(Lane(format=form, unfused=form == reference) for form in forms)]
     work = Lanes(
         loaded,
@@ -134,6 +143,7 @@ def score(
         prefill=options.prefill,
         kernel=options.kernel,
         threads=options.threads,
+        calibration=calibration,
     )
     heard = _heard(progress, data, len(lanes), options.prefill)
     trials: Sequence[tuple[RetrievalTrial, ...]] = [()] * len(forms)
@@ -143,7 +153,9 @@ def score(
             trials = score_trials(work.run(data.trials, heard), data.trials, len(lanes))
     _check_poisoned(forms, work.poisoned_groups[1:])
     return [
-        Quality(key=_key(loaded, lane, options, data.digest, work), documents=documents[i], trials=trials[i])
+        Quality(
+            key=_key(loaded, lane, options, data.digest, work, calibration), documents=documents[i], trials=trials[i]
+        )
         for i, lane in enumerate(lanes[1:])
     ]
 
@@ -221,7 +233,9 @@ def _check_poisoned(forms: Sequence[ModelFormat], poisoned_groups: Sequence[int]
             )
 
 
-def _key(loaded: LoadedModel, lane: Lane, options: QualityOptions, digest: str, work: Lanes) -> QualityKey:
+def _key(
+    loaded: LoadedModel, lane: Lane, options: QualityOptions, digest: str, work: Lanes, calibration: Calibration | None
+) -> QualityKey:
     return QualityKey(
         model_digest=loaded.spec.digest,
         format=lane.format.name,
@@ -231,4 +245,5 @@ def _key(loaded: LoadedModel, lane: Lane, options: QualityOptions, digest: str, 
         data_digest=digest,
         kernel=work.runtimes[0].ops.name,
         kvplan_version=__version__,
+        calibration=learned_digest(lane.format, calibration),
     )

@@ -1,6 +1,8 @@
 """The memory of a model's cache: pages for all layers, handed out block by block to sequences."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Final
 
 import torch
@@ -14,6 +16,7 @@ from kvplan.runtime.memory import require_memory
 from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.layer_formats import ModelFormat
 from kvplan_kernels.layout import Order
+from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters
 
 _UNUSED: Final = 0
 
@@ -37,7 +40,8 @@ class CachePool:
     """Every layer's cache, and which sequence holds which page.
 
     A block number means the same page in every layer, so one block table serves all of them. Pages are counted: a full
-    page of a shared prefix belongs to several sequences and is freed with the last.
+    page of a shared prefix belongs to several sequences and is freed with the last. *parameters* are what the format
+    has learned, layer by layer.
 
     Raises:
         DoesNotFitError: The memory for it is not there.
@@ -54,6 +58,7 @@ class CachePool:
         slots: int,
         order: Order = Order.LANES,
         device: str = "cpu",
+        parameters: Sequence[LayerParameters] = (),
     ) -> None:
         self.format = form
         self.block_tokens = block_tokens
@@ -62,7 +67,8 @@ class CachePool:
         needed = self.layout.pool_bytes(blocks=blocks, slots=slots)
         require_memory(needed, f"the {form} cache of {blocks} blocks for {slots} sequences", device)
         self.caches = tuple(
-            LayerCache.allocate(layout, blocks=blocks, slots=slots, device=device) for layout in self.layout.layers
+            LayerCache.allocate(layout, blocks=blocks, slots=slots, device=device, parameters=learned)
+            for layout, learned in zip(self.layout.layers, parameters or repeat(NOTHING_LEARNED), strict=False)
         )
         self._free_blocks = list(range(blocks - 1, -1, -1))
         self._free_slots = list(range(slots - 1, -1, -1))

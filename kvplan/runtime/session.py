@@ -14,10 +14,12 @@ from kvplan.runtime.attention import Asked, handover_cache, running, switch
 from kvplan.runtime.chunks import chunk_sizes
 from kvplan.runtime.dense import LayerAttention, attend_fresh
 from kvplan.runtime.forward import forward
+from kvplan.runtime.learned import layer_parameters
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel, Ops, load_ops
 from kvplan.runtime.pool import CachedSequence, CachePool
 from kvplan.runtime.stopwatch import Stopwatch
+from kvplan.store.calibrations import Calibration
 from kvplan_kernels.cache import Batch
 from kvplan_kernels.format import UnsupportedError
 from kvplan_kernels.layer_formats import ModelFormat
@@ -77,7 +79,7 @@ class _Inputs:
     chunks: list[_Chunk]
 
 
-class _StepBase:
+class StepBase:
     """The order of calls that every step insists on: a layer hands over, then it attends."""
 
     def __init__(self, layers: Sequence[LayerAttention]) -> None:
@@ -86,19 +88,22 @@ class _StepBase:
         self._pending = -1
 
     def update(self, layer: int) -> None:
+        """Note that *layer* has handed over its new K and V."""
         self._pending = layer
 
     def mask(self, function: Callable[..., Any], arguments: dict[str, Any]) -> object:
+        """Return None: the kernels mask by position."""
         return None
 
     def begin(self, layer: int) -> None:
+        """Take the call of *layer*, which has handed over and not attended yet."""
         if layer != self._pending:
             raise UnsupportedModelError(f"layer {layer} attends without having handed over its keys")
         self._pending = -1
         self.calls += 1
 
 
-class _FreshStep(_StepBase):
+class _FreshStep(StepBase):
     """Attention of a whole prompt over its own 16-bit K and V, which are then packed into every target's cache."""
 
     def __init__(self, targets: Sequence["Runtime"], batches: Sequence[Batch], tokens: int) -> None:
@@ -120,7 +125,7 @@ class _FreshStep(_StepBase):
         return output
 
 
-class _PagedStep(_StepBase):
+class _PagedStep(StepBase):
     """Attention over the paged cache, after the new tokens were appended to it."""
 
     def __init__(self, runtime: "Runtime", chunks: Sequence[_Chunk], spent: Spent) -> None:
@@ -178,13 +183,14 @@ class Runtime:
         slots: int,
         kernel: Kernel | str = Kernel.CPU,
         threads: int | None = None,
+        calibration: Calibration | None = None,
     ) -> None:
         self.loaded = loaded
         self.format = form
         self.ops: Ops = load_ops(kernel, threads, loaded.device)
         self.pool = CachePool(
             loaded.spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots, order=self.ops.order,
-            device=self.ops.device,
+            device=self.ops.device, parameters=layer_parameters(loaded, form, calibration),
         )  # fmt: skip
         self.spent = Spent()
         self._model_cache = handover_cache(len(loaded.spec.layers))

@@ -36,6 +36,14 @@ def test_the_devices_with_a_kernel_are_named(run: Any) -> None:
     assert body["fp8_e4m3"]["effective_bits"] == 8
 
 
+def test_what_a_format_learns_first_is_named(run: Any) -> None:
+    body = {entry["name"]: entry for entry in json.loads(run("formats", "--json").out)["formats"]}
+    assert (body["unbias-int4"]["calibrated"], body["unbias-int4"]["learns"]) == (True, ["unbias"])
+    assert (body["had-int4"]["calibrated"], body["had-int4"]["learns"]) == (False, [])
+    assert body["unbias-int4"]["effective_bits"] == body["int4"]["effective_bits"]
+    assert "by `kvplan calibrate`" in run("formats").out
+
+
 def test_the_screen_names_bits_and_sources(run: Any) -> None:
     answer = run("formats")
     assert answer.status == 0
