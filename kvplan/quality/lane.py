@@ -1,0 +1,169 @@
+"""What is scored: one way to cache a passage, and which of its positions read a quantized token."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from kvplan.core.allocation import Setup
+from kvplan.core.formats import read_format
+from kvplan.core.packing import EngineFormat
+from kvplan.core.specs import ModelSpec
+from kvplan.engines import transformers_cache
+from kvplan.engines.engine import find_format
+from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan.quality.passages import Passage
+from kvplan.runtime.library_cache import LibraryRuntime
+from kvplan.runtime.loading import LoadedModel
+from kvplan.runtime.ops import Kernel, unfused
+from kvplan.runtime.pool import blocks_for
+from kvplan.runtime.session import Runtime, Server
+from kvplan_kernels.format import CacheFormat, parse
+
+_LIBRARY: Final = f"{transformers_cache.NAME}:"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """What a lane has to hold, and with what.
+
+    Attributes:
+        tokens: Of the longest passage.
+        batch: Passages at once.
+    """
+
+    block_tokens: int
+    tokens: int
+    batch: int
+    kernel: Kernel | str
+    threads: int | None = None
+
+
+class Lane(ABC):
+    """One way to compute the passages.
+
+    Attributes:
+        name: Of its format, as results call it.
+        quantized: Whether it stores anything in fewer than 16 bits.
+    """
+
+    name: str
+    quantized: bool
+
+    @abstractmethod
+    def quantized_positions(self, spec: ModelSpec, passage: Passage) -> int:
+        """Return how many scored positions of *passage*, a document, attend to a quantized token."""
+
+    @abstractmethod
+    def check(self, spec: ModelSpec, documents: Sequence[Passage]) -> None:
+        """Refuse what could not be scored.
+
+        Raises:
+            InputError: No scored position of *documents* attends to a quantized token.
+            UnsupportedFormatError: The model cannot be cached so.
+        """
+
+    @abstractmethod
+    def open(self, loaded: LoadedModel, room: Room) -> Server[Any]:
+        """Return what computes the passages."""
+
+
+class FormatLane(Lane):
+    """A format of kvplan's own, in pages, through its kernels.
+
+    Attributes:
+        form: The format.
+        unfused: Whether torch's own attention reads the cache, and not the kernel.
+    """
+
+    def __init__(self, form: CacheFormat, *, unfused: bool = False) -> None:
+        self.form = form
+        self.unfused = unfused
+        self.name = form.name
+        self.quantized = form.quantized
+
+    def quantized_positions(self, spec: ModelSpec, passage: Passage) -> int:
+        """Return those that do; see `Lane.quantized_positions`."""
+        first = len(passage.prompt)
+        return sum(reads_quantized(spec, self.form, position) for position in range(first, first + len(passage.fed)))
+
+    def check(self, spec: ModelSpec, documents: Sequence[Passage]) -> None:
+        """Refuse residuals that hold every prompt; see `Lane.check`."""
+        form = self.form
+        if form.quantized and not any(self.quantized_positions(spec, document) for document in documents):
+            raise InputError(
+                f"format {form}: no scored position attends to a quantized token; prompts have "
+                f"{len(documents[0].prompt)} tokens, {form.residual_tokens} newest and {form.sink_tokens} first tokens "
+                "stay in 16 bits",
+                hint="use a longer context",
+            )
+
+    def open(self, loaded: LoadedModel, room: Room) -> Runtime:
+        """Return a runtime with pages for the whole batch."""
+        blocks = room.batch * blocks_for(self.form, room.tokens, room.block_tokens)
+        runtime = Runtime(
+            loaded, self.form, block_tokens=room.block_tokens, blocks=blocks, slots=room.batch, kernel=room.kernel,
+            threads=room.threads,
+        )  # fmt: skip
+        if self.unfused:
+            runtime.ops = unfused(runtime.ops)
+        return runtime
+
+
+class LibraryLane(Lane):
+    """A quantized cache of transformers, by the library's own classes.
+
+    Attributes:
+        form: The library's format.
+    """
+
+    def __init__(self, form: EngineFormat) -> None:
+        self.form = form
+        self.name = f"{_LIBRARY}{form.name}"
+        self.quantized = True
+
+    def quantized_positions(self, spec: ModelSpec, passage: Passage) -> int:
+        """Return all of them: the library quantizes the whole prompt."""
+        return len(passage.fed)
+
+    def check(self, spec: ModelSpec, documents: Sequence[Passage]) -> None:
+        """Refuse models that the library's class does not take; see `Lane.check`."""
+        transformers_cache.allocate(spec, self.form.name, Setup(context_tokens=documents[0].tokens))
+
+    def open(self, loaded: LoadedModel, room: Room) -> LibraryRuntime:
+        """Return the model with caches that grow."""
+        return LibraryRuntime(loaded, self.form)
+
+
+def read_lane(name: str, spec: ModelSpec) -> Lane:
+    """Return the lane of the format called *name*.
+
+    The model's own 16-bit format is read by torch's attention: kvplan's kernel, the reference, is compared with it.
+
+    Raises:
+        UnsupportedFormatError: There is no such format, or it is another engine's and no code here computes it.
+    """
+    if name.startswith(_LIBRARY):
+        form = find_format(transformers_cache.NAME, transformers_cache.FORMATS, name)
+        if not form.quantized:
+            raise UnsupportedFormatError(f"{name} is not quantized", hint=f"give {form.same_as}")
+        return LibraryLane(form)
+    own = read_format(name)
+    return FormatLane(own, unfused=own == reference_format(spec))
+
+
+def reference_format(spec: ModelSpec) -> CacheFormat:
+    """Return the 16-bit format of the model's own type, which everything is compared with."""
+    return parse(spec.float_type)
+
+
+def reads_quantized(spec: ModelSpec, form: CacheFormat, position: int) -> bool:
+    """Whether the token at *position* attends to a quantized token in any layer, in a cache of all up to itself."""
+    paged = max(0, position + 1 - form.sink_tokens)
+    last = -1
+    for tensor, flush in ((form.key, form.key_flush), (form.value, form.value_flush)):
+        if tensor.quantized and flush.quantized_tokens(paged):
+            last = max(last, form.sink_tokens + flush.quantized_tokens(paged) - 1)
+    return last >= 0 and any(
+        layer.window_tokens is None or last > position - layer.window_tokens for layer in spec.layers
+    )
