@@ -1,45 +1,48 @@
-"""How keys and values are stored: bits, grouping, residual, sinks, and the names of formats.
+"""How keys and values are stored: each of them, residual, sinks, transform, and the names of formats.
 
 Standard library only. A name that `parse` accepts and the name of the format it returns give the same format.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
-KEY_VALUE_BITS: Final = (8, 4, 2)
-TOKEN_GROUPS: Final = (32, 64, 128)
-METADATA_ITEM_BITS: Final = 16
-"""Of each number that a group has beside its codes, an fp16."""
+from kvplan_kernels.tensor_format import (
+    KEY_VALUE_BITS,
+    LLAMA_CPP,
+    STORED,
+    TOKEN_GROUPS,
+    Axis,
+    Code,
+    Fit,
+    Number,
+    TensorFormat,
+)
+
+__all__ = [
+    "KEY_VALUE_BITS",
+    "TOKEN_GROUPS",
+    "Axis",
+    "CacheFormat",
+    "Code",
+    "Fit",
+    "FloatType",
+    "Flush",
+    "Number",
+    "ResidualRule",
+    "TensorFormat",
+    "Transform",
+    "UnsupportedError",
+    "check_kernel",
+    "kernel_refusal",
+    "parse",
+]
 
 
 class UnsupportedError(ValueError):
     """A format, layout or call that no kernel here takes; the message is the reason and the mend."""
-
-
-class Axis(StrEnum):
-    """Which elements share a scale: channels of one token, or tokens of one channel."""
-
-    TOKEN = "token"  # noqa: S105 - of text, not of access
-    CHANNEL = "channel"
-
-
-class Code(StrEnum):
-    """What a code of fewer than 16 bits stands for."""
-
-    INTEGER = "integer"
-    """code * scale + minimum of its group."""
-    E4M3 = "e4m3"
-    """The float itself: OCP E4M3 "fn", to +-448, NaN and no infinities (OFP8 specification 1.0)."""
-
-    @property
-    def metadata(self) -> tuple[str, ...]:
-        """The fp16 numbers of each group, by the names of their sections in `layout`."""
-        return _METADATA[self]
-
-
-_METADATA: Final[dict[Code, tuple[str, ...]]] = {Code.INTEGER: ("scale", "min"), Code.E4M3: ()}
 
 
 class FloatType(StrEnum):
@@ -61,34 +64,6 @@ class ResidualRule(StrEnum):
 
     GROUP = "group"
     KIVI_PAPER = "kivi-paper"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class TensorFormat:
-    """How one of K and V is stored.
-
-    Attributes:
-        bits: Bits of one element's code; 16 stores the value itself.
-        axis: Per token (channels share a scale) or per channel (tokens do).
-        group_size: Elements that share one scale and one minimum; None is the whole head. A group that holds what its
-            codes cannot is poisoned as a whole, also where it has neither.
-        code: What the codes stand for.
-    """
-
-    bits: int
-    axis: Axis = Axis.TOKEN
-    group_size: int | None = None
-    code: Code = Code.INTEGER
-
-    @property
-    def quantized(self) -> bool:
-        """Whether elements are codes and not 16-bit values."""
-        return self.bits < 16
-
-    @property
-    def metadata(self) -> tuple[str, ...]:
-        """The fp16 numbers of each group, none where values are stored."""
-        return self.code.metadata if self.quantized else ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -183,20 +158,24 @@ def _unquantized(float_type: FloatType) -> CacheFormat:
 
 
 _UNQUANTIZED: Final = {str(t): _unquantized(t) for t in FloatType}
-_ALIASES: Final = {
-    "int8": "k8v8",
-    "int4": "k4v4",
-    "int2": "k2v2",
+_ALIASES: Final = {f"int{bits}": f"k{bits}v{bits}" for bits in KEY_VALUE_BITS} | {
     "kivi-paper": "kivi-paper-k2v2-g32-r128",  # KIVI's published settings: arXiv 2402.02750
 }
 _KEPT: Final = r"(?:-r(?P<residual>\d+))?(?:-s(?P<sinks>\d+))?"
-_GRAMMAR: Final = re.compile(r"(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)(?:-g(?P<group>\d+))?" + _KEPT)
-_FLOATS: Final = {"fp8_e4m3": TensorFormat(bits=8, code=Code.E4M3)}
-"""How K and V alike are stored, by the name that says it."""
-_FLOAT_GRAMMAR: Final = re.compile(f"(?P<stored>{'|'.join(_FLOATS)}){_KEPT}")
-_LATER: Final = ("fp8", "nvfp4", "llama.cpp:", "vllm:")
+_NUMBERS: Final = "|".join(Number)
+_GROUPED: Final = rf"(?:-g(?P<group>\d+))?(?:-m(?P<number>{_NUMBERS}))?"
+_GRAMMAR: Final = re.compile(
+    r"(?P<fit>sym-)?(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)" + _GROUPED + _KEPT
+)
+_SYMMETRIC: Final = "sym-"
+_TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>\d+)" + _GROUPED)
+_PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
+_LLAMA_CPP: Final = "llama.cpp:"
+_LATER: Final = ("fp8", "vllm:")
 _ROTATED: Final = f"{Transform.HADAMARD}-"
-_CODES: Final = "int8, int4, int2, fp8_e4m3 or [kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
+_CODES: Final = (
+    f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
+)
 _HINT: Final = f"use bf16, fp16, {_CODES}, or {_ROTATED} before one of them"
 
 
@@ -206,25 +185,27 @@ def parse(name: str) -> CacheFormat:
     Raises:
         UnsupportedError: The name is unknown, or no kernel here stores such a format.
 
-    >>> parse("kivi-k4v2-g64-r128").key
-    TensorFormat(bits=4, axis=<Axis.CHANNEL: 'channel'>, group_size=64, code=<Code.INTEGER: 'integer'>)
+    >>> parse("kivi-k4v2-g64-r128").key.axis, parse("llama.cpp:q8_0/q4_0").value.bits
+    (<Axis.CHANNEL: 'channel'>, 4)
     """
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]
     if name.startswith(_ROTATED):
         return _rotated(name)
-    if floats := _FLOAT_GRAMMAR.fullmatch(name):
-        stored = _FLOATS[floats["stored"]]
-        residual, sinks = _kept_tokens(floats)
-        return CacheFormat(key=stored, value=stored, residual_tokens=residual, sink_tokens=sinks)
     head, dash, tail = name.partition("-")
     expanded = _ALIASES.get(name) or (_ALIASES[head] + dash + tail if head in _ALIASES else name)
-    match = _GRAMMAR.fullmatch(expanded)
-    if match is None:
-        if name.startswith(_LATER):
-            raise UnsupportedError(f"format {name!r} has no kernel here; {_HINT}")
-        raise UnsupportedError(f"unknown format {name!r}; {_HINT}")
-    return _build(name, match)
+    if match := _GRAMMAR.fullmatch(expanded):
+        return _build(name, match)
+    stored = LLAMA_CPP if name.startswith(_LLAMA_CPP) else STORED
+    if pair := _PAIR.fullmatch(name.removeprefix(_LLAMA_CPP)):
+        key = _tensor(name, pair["key"], stored)
+        value = key if pair["value"] is None else _tensor(name, pair["value"], stored)
+        if key is not None and value is not None:
+            residual, sinks = _kept_tokens(pair)
+            return CacheFormat(key=key, value=value, residual_tokens=residual, sink_tokens=sinks)
+    if name.startswith((*_LATER, _LLAMA_CPP)):
+        raise UnsupportedError(f"format {name!r} has no kernel here; {_HINT}")
+    raise UnsupportedError(f"unknown format {name!r}; {_HINT}")
 
 
 def _rotated(name: str) -> CacheFormat:
@@ -242,24 +223,47 @@ def _kept_tokens(match: re.Match[str]) -> tuple[int, int]:
     return int(match["residual"] or 0), int(match["sinks"] or 0)
 
 
-def _build(name: str, match: re.Match[str]) -> CacheFormat:
-    key_bits, value_bits = int(match["key"]), int(match["value"])
+def _tensor(name: str, part: str, stored: Mapping[str, TensorFormat]) -> TensorFormat | None:
+    """Return how K or V is stored that is called *part* in *name*, or None."""
+    match = _TENSOR.fullmatch(part)
+    if part in stored or match is None or stored is LLAMA_CPP:
+        return stored.get(part)
+    return _grouped(name, match, "K or V", int(match["bits"]), Axis.TOKEN)
+
+
+def _grouped(name: str, match: re.Match[str], label: str, bits: int, axis: Axis) -> TensorFormat:
+    """Return how K or V is stored in *bits* with the group and the numbers that a name gives."""
     group = int(match["group"]) if match["group"] else None
-    residual, sinks = _kept_tokens(match)
-    for label, bits in (("K", key_bits), ("V", value_bits)):
-        if bits not in KEY_VALUE_BITS:
-            raise UnsupportedError(f"format {name!r}: {label} has {bits} bits; 8, 4 and 2 have kernels")
+    fit = Fit.ABSMAX if match["fit"] else Fit.RANGE
+    if bits not in KEY_VALUE_BITS:
+        raise UnsupportedError(f"format {name!r}: {label} has {bits} bits; 8, 6, 5, 4, 3, 2 and 1 have kernels")
+    if fit is Fit.ABSMAX and bits == 1:
+        raise UnsupportedError(
+            f"format {name!r}: {label} has 1 bit, of which neither level would be 0; leave {_SYMMETRIC} out"
+        )
     if group is not None and group not in TOKEN_GROUPS:
-        raise UnsupportedError(f"format {name!r}: group size {group}; 32, 64, 128 or none (the whole head)")
+        raise UnsupportedError(f"format {name!r}: group size {group}; 16, 32, 64, 128 or none (the whole head)")
+    if match["number"] == Number.E8M0:
+        raise UnsupportedError(
+            f"format {name!r}: a power of two is no minimum and a coarse scale; mxfp4 is made for it"
+        )
+    return TensorFormat(bits=bits, axis=axis, group_size=group, fit=fit, number=Number(match["number"] or Number.FP16))
+
+
+def _build(name: str, match: re.Match[str]) -> CacheFormat:
     family = match["family"]
+    key = _grouped(name, match, "K", int(match["key"]), Axis.CHANNEL if family else Axis.TOKEN)
+    value = _grouped(name, match, "V", int(match["value"]), Axis.TOKEN)
+    residual, sinks = _kept_tokens(match)
+    group = key.group_size
     if family and group is None:
         raise UnsupportedError(f"format {name!r}: KIVI needs a group size, as in {name}-g64")
     paper = family == "kivi-paper-"
     if paper and (residual == 0 or group is None or residual % group):
         raise UnsupportedError(f"format {name!r}: kivi-paper needs a residual that is a multiple of the group size")
     return CacheFormat(
-        key=TensorFormat(bits=key_bits, axis=Axis.CHANNEL if family else Axis.TOKEN, group_size=group),
-        value=TensorFormat(bits=value_bits, group_size=group),
+        key=key,
+        value=value,
         residual_tokens=residual,
         sink_tokens=sinks,
         rule=ResidualRule.KIVI_PAPER if paper else ResidualRule.GROUP,
@@ -279,30 +283,58 @@ def _format_name(form: CacheFormat) -> str:
 
 def _stored_name(form: CacheFormat) -> str:
     """Return the part of a name that says how codes are stored."""
-    for name, tensor in _FLOATS.items():
-        if form.key == form.value == tensor:
-            return name
+    key, value = form.key, form.value
+    if replace(key, bits=8, axis=Axis.TOKEN) != replace(value, bits=8) or _own_name(key) is not None:
+        names = list(dict.fromkeys((_tensor_name(key), _tensor_name(value))))
+        prefix = _LLAMA_CPP if key in LLAMA_CPP.values() else ""
+        return prefix + "/".join(names)
     family = ""
-    if form.key.axis is Axis.CHANNEL:
+    if key.axis is Axis.CHANNEL:
         family = "kivi-paper-" if form.rule is ResidualRule.KIVI_PAPER else "kivi-"
-    group = f"-g{form.value.group_size}" if form.value.group_size else ""
-    return f"{family}k{form.key.bits}v{form.value.bits}{group}"
+    return f"{_fit_name(key)}{family}k{key.bits}v{value.bits}{_group_name(key)}"
 
 
-_KERNEL_CODES: Final = {"cpu": (Code.INTEGER,)}
-"""The codes that the kernels of one implementation read, where it does not read all of them."""
+def _own_name(tensor: TensorFormat) -> str | None:
+    return next((name for name, found in (STORED | LLAMA_CPP).items() if found == tensor), None)
+
+
+def _tensor_name(tensor: TensorFormat) -> str:
+    return _own_name(tensor) or f"{_fit_name(tensor)}int{tensor.bits}{_group_name(tensor)}"
+
+
+def _fit_name(tensor: TensorFormat) -> str:
+    return _SYMMETRIC if tensor.fit is Fit.ABSMAX else ""
+
+
+def _group_name(tensor: TensorFormat) -> str:
+    group = f"-g{tensor.group_size}" if tensor.group_size else ""
+    return group + (f"-m{tensor.number}" if tensor.number is not Number.FP16 else "")
+
+
+def _is_plain(tensor: TensorFormat) -> bool:
+    """Return whether codes are integers of 8, 4 or 2 bits between a minimum and a maximum, with fp16 numbers."""
+    plain = TensorFormat(bits=tensor.bits, axis=tensor.axis, group_size=tensor.group_size)
+    return tensor == plain and tensor.bits in (8, 4, 2) and tensor.group_size != min(TOKEN_GROUPS)
+
+
+def _is_plain_or_e4m3(tensor: TensorFormat) -> bool:
+    return _is_plain(tensor) or tensor.code is Code.E4M3
+
+
+_KERNEL_TAKES: Final = {"cpu": _is_plain, "triton": _is_plain_or_e4m3}
+"""Whether an implementation has kernels for how a tensor is stored, where it does not take them all."""
 
 
 def kernel_refusal(kernel: str, form: CacheFormat) -> str | None:
     """Return why no kernel of the implementation *kernel* takes *form*, or None.
 
     >>> kernel_refusal("cpu", parse("fp8_e4m3"))
-    'format fp8_e4m3 has no CPU kernel; the Triton kernels and the reference take it'
+    'format fp8_e4m3 has no CPU kernel; the reference takes it'
     """
-    codes = _KERNEL_CODES.get(kernel, tuple(Code))
-    if all(tensor.code in codes for tensor in (form.key, form.value) if tensor.quantized):
+    takes = _KERNEL_TAKES.get(kernel)
+    if takes is None or all(takes(tensor) for tensor in (form.key, form.value) if tensor.quantized):
         return None
-    return f"format {form} has no {kernel.upper()} kernel; the Triton kernels and the reference take it"
+    return f"format {form} has no {kernel.upper()} kernel; the reference takes it"
 
 
 def check_kernel(kernel: str, form: CacheFormat) -> None:

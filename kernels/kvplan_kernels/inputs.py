@@ -13,7 +13,7 @@ from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.cases import Case, Data, QueryType, Tables
 from kvplan_kernels.format import Code, TensorFormat, parse
 from kvplan_kernels.layout import KVLayout, Order
-from kvplan_kernels.quantize import E4M3_MAX
+from kvplan_kernels.quantize import E4M3_MAX, E5M2_MAX
 
 QUERY_TYPE: Final = {
     QueryType.BF16: torch.bfloat16,
@@ -21,7 +21,7 @@ QUERY_TYPE: Final = {
     QueryType.FP32: torch.float32,
 }
 _SINGLE_TOKENS: Final = 2
-_LARGEST: Final = {Code.E4M3: E4M3_MAX}
+_LARGEST: Final = {Code.E4M3: E4M3_MAX, Code.E5M2: E5M2_MAX}
 """What the largest operands are, where codes are not relative to a scale."""
 _LEFT_BYTES: Final = (0xFF, 0x7B)
 """NaN in both 16-bit types; 61,280 in fp16 and 1.3e36 in bf16."""
@@ -134,7 +134,7 @@ def _tensors(case: Case, generator: torch.Generator) -> tuple[Tensor, Tensor, Te
 
 def _ties(shape: tuple[int, int, int], tensor: TensorFormat, generator: torch.Generator) -> Tensor:
     """Return values of which half lie halfway between two codes."""
-    return _float_ties(shape, generator) if tensor.code is Code.E4M3 else _integer_ties(shape, tensor.bits, generator)
+    return _float_ties(shape, generator) if tensor.code.is_float else _integer_ties(shape, tensor.bits, generator)
 
 
 def _float_ties(shape: tuple[int, int, int], generator: torch.Generator) -> Tensor:

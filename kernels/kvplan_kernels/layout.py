@@ -8,7 +8,9 @@ Standard library only. Three buffers hold one layer's cache:
 
 A page is [kv_heads] slabs. A slab is the sections of `KVLayout.sections`, in order. Token index inside pages and ring
 counts from the first token after the sinks. Integers are little-endian. Codes lie in one of two orders, each made for
-the instructions of one kind of processor; all else is the same in both.
+the instructions of one kind of processor; all else is the same in both. A code of 3, 5 or 6 bits is two
+(`tensor_format.PLANES`): its low bits lie in the section of codes, the bits above them in one of their own behind it,
+each as codes of so many bits.
 
 `Order.LANES`, for vector units of 16 lanes: 32-bit words that hold n = 32 / bits codes: element e = 4k + j of a word
 sits at bit 8j + bits * k, so `(word >> bits * k) & mask` leaves four codes, one to a byte, in order: what a four-way
@@ -25,9 +27,9 @@ neighbouring words leave two codes of neighbouring channels: what a 16-bit matri
 
 In both orders:
 
-* per-token scale and minimum: fp16 [ceil(head_dim / group_size), block_tokens];
-* per-channel scale and minimum (K): fp16 [block_tokens / group_size, head_dim];
-* codes that are floats (`format.Code.E4M3`) have neither, and their sections are not there.
+* per-token scale and minimum, of the format's `Number`: [ceil(head_dim / group_size), block_tokens];
+* per-channel scale and minimum (K): [block_tokens / group_size, head_dim];
+* what a format's `Fit` does not store has no section.
 
 Ring and sinks use the 16-bit K and V sections with their own capacity, per head: K then V. Token p (counted after the
 sinks) of the ring lies at slot p mod capacity of that tensor's ring.
@@ -40,7 +42,6 @@ from math import prod
 from typing import Final
 
 from kvplan_kernels.format import (
-    METADATA_ITEM_BITS,
     Axis,
     CacheFormat,
     FloatType,
@@ -50,8 +51,10 @@ from kvplan_kernels.format import (
 )
 
 LANES: Final = 16
-ROW_PLANES: Final = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2)}
-"""Channels and tokens whose codes share a 16-bit word in `Order.ROWS`, by bits of a code."""
+ROW_PLANES: Final = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2), 1: (4, 4)}
+"""Channels and tokens whose codes share a 16-bit word in `Order.ROWS`, by bits of a code plane."""
+PLANE_NAMES: Final = ("codes", "high")
+"""Of the sections that hold the planes of a code, low bits first."""
 WORD_BITS: Final = 32
 SLAB_ALIGN_BYTES: Final = 64
 HEAD_DIM_MIN: Final = 32
@@ -95,9 +98,9 @@ class Section:
     """One array inside a head's slab.
 
     Attributes:
-        name: k_codes, k_scale, k_min, v_codes, v_scale or v_min.
+        name: k_codes, k_high, k_scale, k_min, and the same of V.
         offset_bytes: From the start of the slab.
-        item_bytes: 4 for 32-bit words, 2 for 16-bit words and fp16.
+        item_bytes: 4 or 2 for words, those of a number for metadata.
         shape: Items along each axis.
     """
 
@@ -141,6 +144,12 @@ class KVLayout:
                 f"block size {self.block_tokens} is no multiple of the group size {group}, and {self.format} shares a "
                 f"scale over {group} tokens of a channel; use block size {round_up(self.block_tokens, group)}"
             )
+        tokens = max(WORD_BITS // bits for bits in self.format.value.planes)
+        if self.block_tokens % tokens:
+            raise UnsupportedError(
+                f"block size {self.block_tokens}: a word of {self.format}'s V holds {tokens} tokens; use block size "
+                f"{round_up(self.block_tokens, tokens)}"
+            )
         if self.format.float_type not in (None, self.float_type):
             raise UnsupportedError(f"format {self.format} holds {self.format.float_type}, the cache {self.float_type}")
 
@@ -148,13 +157,15 @@ class KVLayout:
     def sections(self) -> tuple[Section, ...]:
         """The arrays of one KV head in one page, in order."""
         found: list[Section] = []
+        offset = 0
         for prefix, tensor in (("k", self.format.key), ("v", self.format.value)):
-            offset = found[-1].offset_bytes + found[-1].nbytes if found else 0
-            codes = Section(f"{prefix}_codes", offset, self._word_bytes, self._codes_shape(prefix, tensor.bits))
-            found.append(codes)
+            for name, bits in zip(PLANE_NAMES, tensor.planes, strict=False):
+                found.append(Section(f"{prefix}_{name}", offset, self._word_bytes, self._codes_shape(prefix, bits)))
+                offset += found[-1].nbytes
             for name in tensor.metadata:
-                end = found[-1].offset_bytes + found[-1].nbytes
-                found.append(Section(f"{prefix}_{name}", end, 2, self._metadata_shape(tensor)))
+                shape = self._metadata_shape(tensor)
+                found.append(Section(f"{prefix}_{name}", offset, tensor.number.bits // 8, shape))
+                offset += found[-1].nbytes
         return tuple(found)
 
     def section(self, name: str) -> Section:
@@ -251,4 +262,4 @@ class KVLayout:
             return 2 * self.head_dim
         group = tensor.group_size or self.head_dim
         groups = self.head_dim / group if tensor.axis is Axis.CHANNEL else ceil_div(self.head_dim, group)
-        return (self.head_dim * tensor.bits + groups * len(tensor.metadata) * METADATA_ITEM_BITS) / 8
+        return (self.head_dim * tensor.bits + groups * tensor.group_bits) / 8

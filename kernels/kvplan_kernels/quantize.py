@@ -1,4 +1,7 @@
-"""The quantization of groups, in float32: the definition that `append` stores and `decode` reads back."""
+"""The quantization of groups, in float32: the definition that `append` stores and `decode` reads back.
+
+A group is coded by its format's `Fit` (`fits`), after it was cut out of the tokens here.
+"""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,11 +10,16 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvplan_kernels import scales
+from kvplan_kernels.fits import FITS
 from kvplan_kernels.format import Axis, Code, TensorFormat
 from kvplan_kernels.layout import ceil_div
 
 E4M3_MAX: Final = 448.0
-E4M3_NAN: Final = 0x7F
+E5M2_MAX: Final = 57344.0
+_FLOATS: Final = {Code.E4M3: (torch.float8_e4m3fn, E4M3_MAX), Code.E5M2: (torch.float8_e5m2, E5M2_MAX)}
+FLOAT_NAN: Final = 0x7F
+"""A NaN of both: all bits but the sign."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -20,8 +28,8 @@ class Quantized:
 
     Attributes:
         codes: int32 [..., tokens, head_dim].
-        metadata: By `TensorFormat.metadata`, fp16 [..., groups, tokens] per token, [..., tokens / group size, head_dim]
-            per channel.
+        metadata: By `TensorFormat.metadata`, as `scales.STORED_AS` has the format's numbers: [..., groups, tokens] per
+            token, [..., tokens / group size, head_dim] per channel.
         poisoned: Groups that hold a NaN or an infinity or without finite metadata; all that they store of metadata, or
             of codes where there is none, is NaN.
     """
@@ -33,33 +41,35 @@ class Quantized:
 
 def quantize(values: Tensor, tensor: TensorFormat) -> Quantized:
     """Quantize *values*, float32 [..., tokens, head_dim]; a last group may be short."""
-    return _quantize_e4m3(values, tensor) if tensor.code is Code.E4M3 else _quantize_integers(values, tensor)
+    return _quantize_floats(values, tensor) if tensor.code.is_float else _quantize_groups(values, tensor)
 
 
-def _quantize_e4m3(values: Tensor, tensor: TensorFormat) -> Quantized:
+def _quantize_floats(values: Tensor, tensor: TensorFormat) -> Quantized:
     """Round to the nearest float, ties to even; what is larger than the largest becomes that."""
     grouped, dim = _grouped(values, tensor)
     poison = ~grouped.isfinite().all(dim)
-    codes = grouped.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).view(torch.uint8).to(torch.int32)
-    codes = codes.masked_fill(poison.unsqueeze(dim), E4M3_NAN)
+    stored_as, most = _FLOATS[tensor.code]
+    codes = grouped.clamp(-most, most).to(stored_as).view(torch.uint8).to(torch.int32)
+    codes = codes.masked_fill(poison.unsqueeze(dim), FLOAT_NAN)
     return Quantized(codes=_ungrouped(codes, values, tensor), metadata={}, poisoned=int(poison.sum()))
 
 
-def _quantize_integers(values: Tensor, tensor: TensorFormat) -> Quantized:
-    steps = (1 << tensor.bits) - 1
+def _quantize_groups(values: Tensor, tensor: TensorFormat) -> Quantized:
     grouped, dim = _grouped(values, tensor)
-    low = grouped.amin(dim) + 0.0  # A minimum of -0 is stored as +0, whichever zero came first.
-    high = grouped.amax(dim) + 0.0
-    minimum, scale = low.to(torch.float16), ((high - low) / steps).to(torch.float16)
-    poison = ~(minimum.isfinite() & scale.isfinite())
-    offset = grouped - minimum.to(torch.float32).unsqueeze(dim)
-    codes = (offset / scale.to(torch.float32).unsqueeze(dim)).round().clamp(0, steps)
-    coded = ((scale != 0) & ~poison).unsqueeze(dim)
+    rows = grouped.movedim(dim, -1)
+    fitted = FITS[tensor.fit](rows, tensor)
+    stored = [scales.encode(number, tensor.number) for number in fitted.numbers]
+    decoded = [scales.decode(number, tensor.number) for number in stored]
+    poison = ~rows.isfinite().all(-1)
+    for number in decoded:
+        poison |= ~number.isfinite()
+    codes = fitted.code(*decoded).masked_fill(poison.unsqueeze(-1), 0).to(torch.int32).movedim(-1, dim)
+    nan = scales.encode(torch.full((), torch.nan, device=values.device), tensor.number)
     return Quantized(
-        codes=_ungrouped(torch.where(coded, codes, 0.0).to(torch.int32), values, tensor),
+        codes=_ungrouped(codes, values, tensor),
         metadata={
-            name: _in_layout(numbers.masked_fill(poison, torch.nan), tensor)
-            for name, numbers in (("scale", scale), ("min", minimum))
+            name: _in_layout(torch.where(poison, nan, number), tensor)
+            for name, number in zip(tensor.metadata, stored, strict=True)
         },
         poisoned=int(poison.sum()),
     )
@@ -68,12 +78,16 @@ def _quantize_integers(values: Tensor, tensor: TensorFormat) -> Quantized:
 def dequantize_codes(codes: Tensor, metadata: Mapping[str, Tensor], tensor: TensorFormat) -> Tensor:
     """Return float32 values [..., tokens, head_dim].
 
-    Integers are code * scale + minimum, each step rounded to float32; floats are what they are.
+    They are level * scale + minimum, each step rounded to float32; floats are what they are.
     """
-    if tensor.code is Code.E4M3:
-        return codes.to(torch.uint8).view(torch.float8_e4m3fn).to(torch.float32)
-    scale, minimum = (_spread(metadata[name], codes, tensor) for name in ("scale", "min"))
-    return codes.to(torch.float32) * scale + minimum
+    if tensor.code.is_float:
+        return codes.to(torch.uint8).view(_FLOATS[tensor.code][0]).to(torch.float32)
+    levels = tensor.levels
+    numbers = [_spread(scales.decode(metadata[name], tensor.number), codes, tensor) for name in tensor.metadata]
+    scale = numbers[0] * levels.unit
+    minimum = numbers[1] if len(numbers) > 1 else scale * -levels.centre
+    table = torch.tensor(levels.table, dtype=torch.float32, device=codes.device)
+    return table[codes] * scale + minimum
 
 
 def _group_size(tokens: Tensor, tensor: TensorFormat) -> int:
@@ -103,7 +117,7 @@ def _in_layout(metadata: Tensor, tensor: TensorFormat) -> Tensor:
 
 
 def _spread(metadata: Tensor, codes: Tensor, tensor: TensorFormat) -> Tensor:
-    by_element = metadata.to(torch.float32).repeat_interleave(_group_size(codes, tensor), dim=-2)
+    by_element = metadata.repeat_interleave(_group_size(codes, tensor), dim=-2)
     if tensor.axis is Axis.CHANNEL:
         return by_element[..., : codes.shape[-2], :]
     return by_element[..., : codes.shape[-1], :].transpose(-2, -1)

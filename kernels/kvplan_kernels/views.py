@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from kvplan_kernels.format import Flush, TensorFormat
-from kvplan_kernels.layout import LANES, KVLayout, Order
+from kvplan_kernels.layout import LANES, PLANE_NAMES, KVLayout, Order
 from kvplan_kernels.quantize import dequantize_codes
 from kvplan_kernels.rows import read_row_codes, write_row_codes
+from kvplan_kernels.scales import STORED_AS
 from kvplan_kernels.words import float_values, read_key_codes, read_value_codes, write_key_codes, write_value_codes
 
 KEY: Final = "k"
@@ -32,11 +33,16 @@ def ring_tokens(layout: KVLayout, prefix: str) -> int:
 
 
 def section_view(pages: Tensor, layout: KVLayout, name: str) -> Tensor:
-    """Return one section [pages, kv_heads, *shape] of *pages*, uint8 [pages, page_bytes]: signed words, or fp16."""
+    """Return one section [pages, kv_heads, *shape] of *pages*, uint8 [pages, page_bytes]: signed words, or numbers.
+
+    Numbers are as `scales.STORED_AS` has them.
+    """
     section = layout.section(name)
     slabs = pages.view(*pages.shape[:-1], layout.kv_heads, layout.slab_bytes)
     raw = slabs[..., section.offset_bytes : section.offset_bytes + section.nbytes]
-    dtype = _WORD_TYPE[layout.order] if name.endswith("_codes") else torch.float16
+    prefix, _, part = name.partition("_")
+    number = STORED_AS[tensor_format(layout, prefix).number]
+    dtype = _WORD_TYPE[layout.order] if part in PLANE_NAMES else number
     return raw.view(dtype).view(*raw.shape[:-1], *section.shape)
 
 
@@ -80,10 +86,27 @@ def write_words(words: Tensor, layout: KVLayout, prefix: str, bits: int, tokens:
     write(words, tokens, codes, bits)
 
 
+def read_codes(pages: Tensor, layout: KVLayout, prefix: str) -> Tensor:
+    """Return the codes of K or V, int32 [pages, kv_heads, block_tokens, head_dim], of *pages*, planes put together."""
+    codes, shift = torch.zeros((), dtype=torch.int32, device=pages.device), 0
+    for name, bits in zip(PLANE_NAMES, tensor_format(layout, prefix).planes, strict=False):
+        codes = codes | read_words(section_view(pages, layout, f"{prefix}_{name}"), layout, prefix, bits) << shift
+        shift += bits
+    return codes
+
+
+def write_codes(page: Tensor, layout: KVLayout, prefix: str, tokens: Tensor, codes: Tensor) -> None:
+    """Store *codes* [kv_heads, n, head_dim] of K or V at the indices *tokens* of one page, plane by plane."""
+    for name, bits in zip(PLANE_NAMES, tensor_format(layout, prefix).planes, strict=False):
+        words = section_view(page, layout, f"{prefix}_{name}")
+        write_words(words, layout, prefix, bits, tokens, codes & ((1 << bits) - 1))
+        codes = codes >> bits
+
+
 def read_pages(pages: Tensor, layout: KVLayout, prefix: str) -> Tensor:
     """Return K or V, float32 [kv_heads, pages * block_tokens, head_dim], of *pages*, uint8 [pages, page_bytes]."""
     tensor = tensor_format(layout, prefix)
-    codes = read_words(section_view(pages, layout, f"{prefix}_codes"), layout, prefix, tensor.bits)
+    codes = read_codes(pages, layout, prefix)
     if tensor.quantized:
         metadata = {name: section_view(pages, layout, f"{prefix}_{name}") for name in tensor.metadata}
         values = dequantize_codes(codes, metadata, tensor)

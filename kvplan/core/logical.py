@@ -10,7 +10,7 @@ from typing import Final
 from kvplan.core.formats import in_residual
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
 from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan_kernels.format import METADATA_ITEM_BITS, Axis, CacheFormat, Code, TensorFormat, UnsupportedError, parse
+from kvplan_kernels.format import Axis, CacheFormat, TensorFormat, UnsupportedError, parse
 from kvplan_kernels.layout import ceil_div
 
 _FLOAT_BYTES: Final = 2
@@ -63,7 +63,7 @@ def format_refusal(layer: LayerSpec, form: CacheFormat) -> str:
     >>> format_refusal(LayerSpec(kind=LayerKind.LATENT, kv_heads=1, head_dim=576, value_dim=0), parse("int8"))
     'a layer caches one vector a token, and the format shares scales within heads of K and of V'
     """
-    scaled = any(tensor.quantized and tensor.code is Code.INTEGER for tensor in (form.key, form.value))
+    scaled = any(bool(tensor.metadata) for tensor in (form.key, form.value))
     if scaled and layer.value_dim == 0:
         return "a layer caches one vector a token, and the format shares scales within heads of K and of V"
     return ""
@@ -133,4 +133,4 @@ def _token_bytes(tensor: TensorFormat, dim: int) -> float:
         return _FLOAT_BYTES * dim
     group = tensor.group_size or dim
     groups = dim / group if tensor.axis is Axis.CHANNEL else ceil_div(dim, group)
-    return (dim * tensor.bits + groups * len(tensor.metadata) * METADATA_ITEM_BITS) / 8
+    return (dim * tensor.bits + groups * tensor.group_bits) / 8

@@ -13,8 +13,9 @@ from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.dequantize.reference import dequantize
-from kvplan_kernels.format import Axis, Code, FloatType, ResidualRule, TensorFormat, parse
+from kvplan_kernels.format import Axis, Code, Fit, FloatType, Number, ResidualRule, TensorFormat, parse
 from kvplan_kernels.layout import KVLayout, Order
+from kvplan_kernels.quantize import dequantize_codes, quantize
 from kvplan_kernels.sequence import sequences
 
 Array = NDArray[Any]
@@ -35,6 +36,17 @@ CASES: Final = [
     ("kivi-paper-k4v8-g64-r64-s3", 1, 40, 64),
     ("fp8_e4m3", 2, 40, 16),
     ("fp8_e4m3-r7-s5", 1, 200, 48),
+    ("fp8_e5m2/int3-g16", 2, 48, 32),
+    ("k3v5-g32-r9", 1, 72, 64),
+    ("k6v1-g16-s3", 2, 104, 32),
+    ("kivi-k1v6-g32", 1, 40, 64),
+    ("sym-kivi-k5v3-g16-mfp32", 2, 64, 32),
+    ("nvfp4-r3", 2, 56, 16),
+    ("mxfp4/nvfp4", 1, 40, 48),
+    ("lloyd3/int4-mbf16", 1, 128, 32),
+    ("k2v2-g64-me4m3", 2, 72, 16),
+    ("llama.cpp:q5_1/iq4_nl-s4", 1, 64, 32),
+    ("llama.cpp:q8_0/q5_0", 2, 80, 32),
 ]
 
 
@@ -109,8 +121,14 @@ def quantized_tokens(filled: Filled, prefix: str, length: int) -> int:
 def page_codes(slab: Array, layout: KVLayout, prefix: str) -> Array:
     """Return the codes [tokens, head_dim] of a head's slab, uint8 [bytes], by the layout's own words."""
     bits = layout.format.key.bits if prefix == "k" else layout.format.value.bits
+    high = {3: 1, 5: 1, 6: 2}.get(bits, 0)
+    codes = plane_codes(slab, layout, prefix, "codes", bits - high)
+    return codes | plane_codes(slab, layout, prefix, "high", high) << (bits - high) if high else codes
+
+
+def plane_codes(slab: Array, layout: KVLayout, prefix: str, name: str, bits: int) -> Array:
     n = 32 // bits
-    section = layout.section(f"{prefix}_codes")
+    section = layout.section(f"{prefix}_{name}")
     stored = slab[section.offset_bytes : section.offset_bytes + section.nbytes]
     token, channel = np.indices((layout.block_tokens, layout.head_dim))
     if layout.order is Order.ROWS:
@@ -127,7 +145,7 @@ def page_codes(slab: Array, layout: KVLayout, prefix: str) -> Array:
 
 
 def row_codes(words: Array, token: Array, channel: Array, bits: int, head_dim: int) -> Array:
-    channels, tokens = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2)}[bits]
+    channels, tokens = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2), 1: (4, 4)}[bits]
     width = head_dim // channels
     shift = bits * (token % tokens * channels + channel // width)
     codes: Array = (words[token // tokens * width + channel % width].astype(np.uint32) >> shift.astype(np.uint32)) & (
@@ -139,7 +157,8 @@ def row_codes(words: Array, token: Array, channel: Array, bits: int, head_dim: i
 def page_metadata(slab: Array, layout: KVLayout, name: str, tensor: TensorFormat) -> Array:
     """Return the scale or minimum of each element, float32 [tokens, head_dim]."""
     section = layout.section(name)
-    stored = slab[section.offset_bytes : section.offset_bytes + section.nbytes].view("<f2").reshape(section.shape)
+    raw = slab[section.offset_bytes : section.offset_bytes + section.nbytes]
+    stored = page_numbers(raw, tensor.number).reshape(section.shape)
     group = tensor.group_size or layout.head_dim
     token, channel = np.indices((layout.block_tokens, layout.head_dim))
     if tensor.axis is Axis.CHANNEL:
@@ -149,12 +168,27 @@ def page_metadata(slab: Array, layout: KVLayout, name: str, tensor: TensorFormat
     return spread.astype(np.float32)
 
 
+def page_numbers(raw: Array, number: Number) -> Array:
+    """Return the numbers in *raw* bytes, float32."""
+    if number is Number.E8M0:
+        return np.exp2(np.minimum(raw, 200).astype(np.float32) - 127)  # What no token wrote may be anything.
+    if number is Number.E4M3:
+        found: Array = torch.from_numpy(raw.copy()).view(torch.float8_e4m3fn).float().numpy()
+        return found
+    if number is Number.BF16:
+        return (raw.view("<u2").astype(np.uint32) << 16).view("<f4")
+    return raw.view("<f4" if number is Number.FP32 else "<f2").astype(np.float32)
+
+
 def expected(values: Array, tensor: TensorFormat) -> Array:
     """Return what quantized *values* [tokens, head_dim] read back as."""
     if not tensor.quantized:
         return values
     if tensor.code is Code.E4M3:
         return expected_floats(values)
+    if tensor.fit is not Fit.RANGE or tensor.number is not Number.FP16:  # test_fits holds these to their definitions
+        coded = quantize(torch.from_numpy(values), tensor)
+        return dequantize_codes(coded.codes, coded.metadata, tensor).numpy()
     result = np.empty_like(values)
     along = 0 if tensor.axis is Axis.CHANNEL else 1
     group = tensor.group_size or values.shape[1]
@@ -224,12 +258,18 @@ def test_pages_hold_codes_where_the_layout_says(name: str, heads: int, head_dim:
                 start, stop = block_index * block, min(quantized, (block_index + 1) * block)
                 for head in range(heads):
                     codes = page_codes(page[head], layout, prefix)
-                    if tensor.code is Code.E4M3:
-                        found = torch.from_numpy(codes.astype(np.uint8)).view(torch.float8_e4m3fn).float().numpy()
+                    if tensor.code.is_float:
+                        kind = torch.float8_e4m3fn if tensor.code is Code.E4M3 else torch.float8_e5m2
+                        found = torch.from_numpy(codes.astype(np.uint8)).view(kind).float().numpy()
                     elif tensor.quantized:
-                        scale = page_metadata(page[head], layout, f"{prefix}_scale", tensor)
-                        found = codes.astype(np.float32) * scale
-                        found += page_metadata(page[head], layout, f"{prefix}_min", tensor)
+                        levels = tensor.levels
+                        scale = page_metadata(page[head], layout, f"{prefix}_scale", tensor) * np.float32(levels.unit)
+                        found = np.array(levels.table, np.float32)[codes] * scale
+                        found += (
+                            page_metadata(page[head], layout, f"{prefix}_min", tensor)
+                            if "min" in tensor.metadata
+                            else scale * np.float32(-levels.centre)
+                        )
                     else:
                         bits = torch.from_numpy(codes.astype(np.uint16).view(np.int16))
                         found = bits.view(TORCH_FLOAT[layout.float_type]).float().numpy()

@@ -9,15 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplan_kernels.cache import LayerCache
-from kvplan_kernels.format import Axis, FloatType, UnsupportedError, parse
+from kvplan_kernels.format import KEY_VALUE_BITS, TOKEN_GROUPS, Axis, FloatType, UnsupportedError, parse
 from kvplan_kernels.layout import SLAB_ALIGN_BYTES, KVLayout, Order
+from kvplan_kernels.tensor_format import LLAMA_CPP, STORED
 
-BITS = st.sampled_from((8, 4, 2))
+BITS = st.sampled_from(KEY_VALUE_BITS)
+OWN = (*STORED, *(f"llama.cpp:{name}" for name in LLAMA_CPP), "fp8_e4m3/int4-g32", "llama.cpp:q8_0/q5_1")
 
 
 @st.composite
 def layouts(draw: st.DrawFn) -> KVLayout:
-    family = draw(st.sampled_from(("", "kivi-", "kivi-paper-", "fp8_e4m3", "bf16", "fp16")))
+    family = draw(st.sampled_from(("", "kivi-", "kivi-paper-", "own", "bf16", "fp16")))
     heads, head_dim, order = draw(st.integers(1, 4)), 8 * draw(st.integers(4, 32)), draw(st.sampled_from(Order))
     if family in ("bf16", "fp16"):
         block = 16 * draw(st.integers(1, 16))
@@ -30,14 +32,16 @@ def layouts(draw: st.DrawFn) -> KVLayout:
             order=order,
         )
     kivi = family.startswith("kivi")
-    group = draw(st.sampled_from((32, 64, 128) if kivi else (32, 64, 128, None)))
-    if family == "fp8_e4m3":
-        group, name = None, family
+    group = draw(st.sampled_from(TOKEN_GROUPS if kivi else (*TOKEN_GROUPS, None)))
+    if family == "own":
+        group, name = None, draw(st.sampled_from(OWN))
     else:
         name = f"{family}k{draw(BITS)}v{draw(BITS)}" + (f"-g{group}" if group else "")
+        name += draw(st.sampled_from(("", "-mfp32", "-me4m3")))
     residual = (group or 0) * draw(st.integers(1, 3)) if family == "kivi-paper-" else draw(st.integers(0, 200))
     name += f"-r{residual}-s{draw(st.integers(0, 40))}"
-    step = group if kivi and group else 16
+    step = 32 if any(1 in tensor.planes for tensor in (parse(name).key, parse(name).value)) else 16
+    step = max(step, group if kivi and group else 16)
     block = step * draw(st.integers(1, 256 // step))
     return KVLayout(format=parse(name), kv_heads=heads, head_dim=head_dim, block_tokens=block, order=order)
 
@@ -58,14 +62,17 @@ def test_sections_follow_one_another_inside_the_slab(layout: KVLayout) -> None:
 def test_codes_and_metadata_have_room_for_every_element(layout: KVLayout) -> None:
     tokens, dim = layout.block_tokens, layout.head_dim
     for prefix, tensor in (("k", layout.format.key), ("v", layout.format.value)):
-        held = layout.section(f"{prefix}_codes").nbytes * 8 // tensor.bits
-        assert tokens * dim <= held < tokens * (dim + 16)
+        for name, bits in zip(("codes", "high"), tensor.planes, strict=False):
+            held = layout.section(f"{prefix}_{name}").nbytes * 8 // bits
+            assert tokens * dim <= held < tokens * (dim + 32)
         if not tensor.metadata:
             assert {section.name for section in layout.sections}.isdisjoint({f"{prefix}_scale", f"{prefix}_min"})
             continue
         size = tensor.group_size or dim
         groups = tokens // size * dim if tensor.axis is Axis.CHANNEL else tokens * -(-dim // size)
-        assert prod(layout.section(f"{prefix}_scale").shape) == prod(layout.section(f"{prefix}_min").shape) == groups
+        for name in tensor.metadata:
+            assert prod(layout.section(f"{prefix}_{name}").shape) == groups
+            assert layout.section(f"{prefix}_{name}").nbytes * 8 == groups * tensor.number.bits
 
 
 @settings(max_examples=50)
@@ -154,6 +161,7 @@ def test_a_short_last_group_is_counted() -> None:
         ("int4", 64, 40, "block size 40"),
         ("int4", 64, 272, "block size 272"),
         ("kivi-k4v4-g64", 64, 96, "use block size 128"),
+        ("k4v3", 64, 48, "V holds 32 tokens; use block size 64"),
         ("fp16", 64, 64, "holds fp16"),
     ],
 )

@@ -19,6 +19,7 @@ from kvplan_kernels.views import (
     sink_view,
     tensor_flush,
     tensor_format,
+    write_codes,
     write_words,
 )
 from kvplan_kernels.words import float_codes, float_values
@@ -97,8 +98,7 @@ def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> in
         block, start = divmod(first + done, layout.block_tokens)
         stop = min(done + layout.block_tokens - start, codes.shape[1])
         page = sequence.cache.pages[int(sequence.blocks[block])]
-        words = section_view(page, layout, f"{prefix}_codes")
-        write_words(words, layout, prefix, tensor.bits, start + torch.arange(stop - done), codes[:, done:stop])
+        write_codes(page, layout, prefix, start + torch.arange(stop - done), codes[:, done:stop])
         if quantized is not None:
             for name, metadata in quantized.metadata.items():
                 stored = section_view(page, layout, f"{prefix}_{name}")

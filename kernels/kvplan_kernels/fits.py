@@ -1,0 +1,156 @@
+"""How the scale, the minimum and the codes of a group are chosen, in float32: one short function for each `Fit`.
+
+A fit looks at whole groups and returns the numbers to store, and how elements are coded once these were rounded to what
+the page holds. Sums go from the first element to the last, so that compiled kernels can do the same.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.tensor_format import Fit, Levels, TensorFormat
+
+
+@dataclass(frozen=True, slots=True)
+class Fitted:
+    """What a fit found.
+
+    Attributes:
+        numbers: By `TensorFormat.metadata`, float32 [...], not yet rounded.
+        code: From the numbers as they are stored, float32 [...], to codes [..., group].
+    """
+
+    numbers: tuple[Tensor, ...]
+    code: Callable[..., Tensor]
+
+
+def _least_to_largest(rows: Tensor, tensor: TensorFormat) -> tuple[Tensor, Tensor]:
+    """Return minimum and scale; a minimum of -0 is +0, whichever zero came first."""
+    low, high = rows.amin(-1) + 0.0, rows.amax(-1) + 0.0
+    return low, (high - low) / ((1 << tensor.bits) - 1)
+
+
+def _range(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    low, scale = _least_to_largest(rows, tensor)
+    steps = (1 << tensor.bits) - 1
+
+    def code(scale: Tensor, minimum: Tensor) -> Tensor:
+        step = scale.unsqueeze(-1)
+        codes = ((rows - minimum.unsqueeze(-1)) / step).round().clamp(0, steps)
+        return torch.where(step != 0, codes, 0.0)
+
+    return Fitted((scale, low), code)
+
+
+def nearest_codes(values: Tensor, levels: Levels) -> Tensor:
+    """Return the codes of the levels nearest to *values*, float32, which count from the centre in units."""
+    if levels.table == tuple(range(len(levels.table))):
+        return (values.round() + levels.centre).clamp(0, len(levels.table) - 1)
+    rank = torch.zeros_like(values, dtype=torch.int64)
+    for middle, low in levels.middles:
+        rank += values > middle if low else values >= middle
+    return torch.tensor(levels.ranked, device=values.device)[rank].to(torch.float32)
+
+
+def _scaled(rows: Tensor, tensor: TensorFormat, number: Tensor) -> Fitted:
+    """Return codes nearest to the elements over the stored *number*; zeros where it is 0."""
+    levels = tensor.levels
+
+    def code(scale: Tensor) -> Tensor:
+        step = (scale * levels.unit).unsqueeze(-1)
+        values = torch.where(step != 0, rows / step, 0.0)
+        return nearest_codes(values, levels)
+
+    return Fitted((number,), code)
+
+
+def _absmax(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    return _scaled(rows, tensor, rows.abs().amax(-1) / tensor.levels.extent)
+
+
+def _power(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    """OCP Microscaling Formats 1.0, section 6.3: the largest power of two in the group over that in the code."""
+    most = 2.0 ** torch.tensor(tensor.levels.extent).log2().floor()
+    return _scaled(rows, tensor, rows.abs().amax(-1) / most)
+
+
+def _norm(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    """As TurboQuant's caches in vLLM: a norm of the group, over that of the levels that were chosen for it."""
+    levels = tensor.levels
+    size = rows.shape[-1]
+    norm = _in_order(rows * rows).sqrt()
+    spread = norm / torch.tensor(float(size)).sqrt()
+    values = torch.where(spread.unsqueeze(-1) != 0, rows / (spread * levels.unit).unsqueeze(-1), 0.0)
+    codes = nearest_codes(values, levels)
+    table = torch.tensor(levels.table, dtype=torch.float32, device=rows.device)
+    chosen = (table[codes.to(torch.int64)] - levels.centre) * levels.unit
+    return Fitted((norm / _in_order(chosen * chosen).sqrt(),), lambda scale: codes)
+
+
+def _in_order(values: Tensor) -> Tensor:
+    """Return the sum over the last axis, from the first to the last."""
+    total = torch.zeros(values.shape[:-1], device=values.device)
+    for part in values.unbind(-1):
+        total = total + part
+    return total
+
+
+def _reciprocal(scale: Tensor) -> Tensor:
+    """Return 1 / scale, and 0 where that is 0."""
+    return torch.where(scale != 0, 1.0 / scale, 0.0).unsqueeze(-1)
+
+
+def _signed_largest(rows: Tensor) -> Tensor:
+    """Return the element of largest magnitude, the first of several."""
+    return rows.gather(-1, rows.abs().argmax(-1, keepdim=True)).squeeze(-1)
+
+
+def _q8_0(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    """llama.cpp, quantize_row_q8_0_ref: halves are rounded away from 0."""
+    scale = rows.abs().amax(-1) / 127
+    values = rows * _reciprocal(scale)
+    away = values.sign() * (values.abs() + 0.5).floor()
+    exact = torch.where((values.abs() + 0.5).floor() - values.abs() > 0.5, values.round(), away)
+    return Fitted((scale,), lambda stored: exact.clamp(-128, 127) + 128)
+
+
+def _q5_0(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    """llama.cpp, quantize_row_q5_0_ref and quantize_row_q4_0_ref."""
+    half = 1 << tensor.bits - 1
+    scale = _signed_largest(rows) / -half
+    codes = (rows * _reciprocal(scale) + (half + 0.5)).trunc().clamp(0, 2 * half - 1)
+    return Fitted((scale,), lambda stored: codes)
+
+
+def _q5_1(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    """llama.cpp, quantize_row_q5_1_ref and quantize_row_q4_1_ref."""
+    low, scale = _least_to_largest(rows, tensor)
+    codes = ((rows - low.unsqueeze(-1)) * _reciprocal(scale) + 0.5).trunc().clamp(0, (1 << tensor.bits) - 1)
+    return Fitted((scale, low), lambda scale, minimum: codes)
+
+
+def _iq4_nl(rows: Tensor, tensor: TensorFormat) -> Fitted:
+    """llama.cpp, quantize_row_iq4_nl_ref: codes first, then the scale that is best for them, squares weighing most."""
+    levels = tensor.levels
+    first = _signed_largest(rows) / (levels.table[0] - levels.centre)
+    codes = nearest_codes(rows * _reciprocal(first), levels)
+    table = torch.tensor(levels.table, dtype=torch.float32, device=rows.device) - levels.centre
+    heights, weights = table[codes.to(torch.int64)], rows * rows
+    products, squares = _in_order(weights * heights * rows), _in_order(weights * heights * heights)
+    return Fitted((torch.where(squares > 0, products / squares, 0.0),), lambda stored: codes)
+
+
+FITS: Final[Mapping[Fit, Callable[[Tensor, TensorFormat], Fitted]]] = {
+    Fit.RANGE: _range,
+    Fit.ABSMAX: _absmax,
+    Fit.POWER: _power,
+    Fit.NORM: _norm,
+    Fit.Q8_0: _q8_0,
+    Fit.Q5_0: _q5_0,
+    Fit.Q5_1: _q5_1,
+    Fit.IQ4_NL: _iq4_nl,
+}
+"""Every fit of groups that have numbers."""
