@@ -226,13 +226,13 @@ def _cell_timeout(text: str) -> float:
 
 
 def _format_name(name: str) -> str:
-    from kvplan.errors import UnsupportedFormatError
+    from kvplan.engines.formats import refuse_format
     from kvplan_kernels.format import UnsupportedError, parse
 
     try:
         return parse(name).name
     except UnsupportedError as error:
-        raise UnsupportedFormatError(str(error), where="--format") from error
+        raise refuse_format(name, str(error), where="--format") from error
 
 
 def _kernel(name: str) -> "Kernel":

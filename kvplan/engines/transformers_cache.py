@@ -388,5 +388,5 @@ LIMITS: Final = Limits(
 
 ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type, limits=LIMITS, dequantizes=True, reads=frozenset({CHECKPOINT, GGUF}),
+    default_format=run_type, limits=LIMITS, dequantizes=True, reads=frozenset({CHECKPOINT, GGUF}), runs_here=True,
 )  # fmt: skip

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from kvplan.core.allocation import Setup
-from kvplan.core.formats import read_format
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import ModelSpec
 from kvplan.engines import transformers_cache
 from kvplan.engines.engine import find_format
+from kvplan.engines.formats import refuse_format
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.quality.passages import Passage
 from kvplan.runtime.library_cache import LibraryRuntime
@@ -18,7 +18,7 @@ from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import Kernel, unfused
 from kvplan.runtime.pool import blocks_for
 from kvplan.runtime.session import Runtime, Server
-from kvplan_kernels.format import CacheFormat, parse
+from kvplan_kernels.format import CacheFormat, UnsupportedError, parse
 
 _LIBRARY: Final = f"{transformers_cache.NAME}:"
 
@@ -148,7 +148,10 @@ def read_lane(name: str, spec: ModelSpec) -> Lane:
         if not form.quantized:
             raise UnsupportedFormatError(f"{name} is not quantized", hint=f"give {form.same_as}")
         return LibraryLane(form)
-    own = read_format(name)
+    try:
+        own = parse(name)
+    except UnsupportedError as error:
+        raise refuse_format(name, str(error)) from error
     return FormatLane(own, unfused=own == reference_format(spec))
 
 
