@@ -61,7 +61,7 @@ def divergence(demo: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> Divergence
     monkeypatch.setattr(transformers_cache, "RESIDUAL_TOKENS", SPAN)
 
     def measure(name: str) -> torch.Tensor:
-        quality = score(demo, [f"transformers:{name}"], replace(SMALL, trials=0))[0]
+        quality = score(demo, [f"transformers:{name}"], replace(SMALL, documents=1, trials=0))[0]
         return torch.tensor([document.kl_values for document in quality.documents]).reshape(-1, 4, SPAN).mean((0, 2))
 
     return measure
