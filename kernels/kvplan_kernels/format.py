@@ -321,7 +321,7 @@ def _is_plain_or_e4m3(tensor: TensorFormat) -> bool:
     return _is_plain(tensor) or tensor.code is Code.E4M3
 
 
-_KERNEL_TAKES: Final = {"cpu": _is_plain, "triton": _is_plain_or_e4m3}
+_KERNEL_TAKES: Final = {"triton": _is_plain_or_e4m3}
 """Whether an implementation has kernels for how a tensor is stored, where it does not take them all."""
 
 
