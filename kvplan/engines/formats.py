@@ -37,7 +37,7 @@ def refuse_format(name: str, reason: str, where: str = "") -> UnsupportedFormatE
     engine = ENGINES[prefix] if (prefix := name.partition(":")[0]) in ENGINES else None
     if engine is None or not engine.has_format(name):
         return UnsupportedFormatError(reason, where=where)
-    message = f"{name} is {engine.title}'s own, and kvplan has no kernel for it that could be run or timed"
+    message = f"{name} is a format of {engine.title} alone: kvplan has no kernel for it that could be run or timed"
     hint = "`kvplan quality` scores it by the library's code" if engine.runs_here else "`kvplan size` counts its bytes"
     return UnsupportedFormatError(message, where=where, hint=hint)
 

@@ -58,7 +58,7 @@ def test_json_on_standard_output_and_in_the_file_are_the_same(
         (["demo", "-f", "int3"], 3, "int3"),
         (["demo", "-f", "fp8_e4m3"], 3, "has no CPU kernel"),
         (["demo", "-f", "transformers:int4"], 3, "transformers has no cache format"),
-        (["demo", "-f", "vllm:nvfp4"], 3, "vLLM's own, and kvplan has no kernel for it"),
+        (["demo", "-f", "vllm:nvfp4"], 3, "a format of vLLM alone: kvplan has no kernel"),
         (["demo", "-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
         (["demo", "-f", "int4-r512"], 2, "no scored position attends to a quantized token"),
         (["demo", "--prefill", "fast"], 2, "use exact, through_cache"),

@@ -44,7 +44,7 @@ def test_alone_it_scores_as_among_others(demo: LoadedModel) -> None:
         ("transformers:int3", "transformers has no cache format"),
         ("transformers:bf16", "is not quantized; give bf16"),
         ("transformers:hqq-int2-axis1", "packs 2 groups of a token into broken bytes; use hqq-int2"),
-        ("vllm:nvfp4", "vLLM's own, and kvplan has no kernel for it"),
+        ("vllm:nvfp4", "a format of vLLM alone: kvplan has no kernel"),
     ],
 )
 def test_what_the_library_does_not_do_is_refused(demo: LoadedModel, name: str, message: str) -> None:
