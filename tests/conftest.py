@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -184,3 +186,19 @@ def make() -> Maker:
 @pytest.fixture
 def maker() -> Callable[..., Maker]:
     return Maker
+
+
+@pytest.fixture
+def quanto_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets quanto unpack codes in Python: the C++ that does it otherwise takes a minute to compile at its first use."""
+    pytest.importorskip("hqq", reason="kvplan[transformers-cache] is not installed")
+    extension = pytest.importorskip(
+        "optimum.quanto.library.extensions.cpp", reason="kvplan[transformers-cache] is not installed"
+    ).ext
+
+    def unpack(codes: Any, bits: int) -> Any:
+        import torch
+
+        return torch.cat([(codes >> shift) & (2**bits - 1) for shift in range(0, 8, bits)])
+
+    monkeypatch.setattr(extension, "_lib", SimpleNamespace(unpack=unpack))

@@ -250,6 +250,7 @@ def _cell_timeout(text: str) -> float:
 
 def _format_name(name: str, spec: "ModelSpec") -> str:
     """Return the canonical name of a format whose layers, where it names any, the model has."""
+    from kvplan.engines.formats import refuse_format
     from kvplan.errors import UnsupportedFormatError
     from kvplan_kernels.format import UnsupportedError
     from kvplan_kernels.layer_formats import parse_formats
@@ -257,7 +258,7 @@ def _format_name(name: str, spec: "ModelSpec") -> str:
     try:
         form = parse_formats(name)
     except UnsupportedError as error:
-        raise UnsupportedFormatError(str(error), where="--format") from error
+        raise refuse_format(name, str(error), where="--format") from error
     try:
         spec.layer_formats(form)
     except UnsupportedError as error:

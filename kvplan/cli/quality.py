@@ -61,7 +61,6 @@ def quality_command(
     output: Path | None = typer.Option(None, "-o", "--output", help="Write the JSON to a file.", show_default=False),
 ) -> None:  # fmt: skip
     """Score text and retrieval through the quantized cache, against 16 bits on the same tokens."""
-    from kvplan.core.formats import read_format
     from kvplan.core.quality_bounds import bound_quality
     from kvplan.core.workloads import Prefill
     from kvplan.measure.checks import require_packages
@@ -89,7 +88,7 @@ def quality_command(
     tokens = context or min(options.context_tokens, loaded.spec.context_tokens - 1)
     options = replace(options, context_tokens=tokens)
     names = list(dict.fromkeys(formats)) or default_formats(loaded.spec, options)
-    learned = find_calibration(loaded.spec, map(read_format, names), calibration)
+    learned = find_calibration(loaded.spec, learning_formats(names), calibration)
     with open_progress() as progress:
         results = score(
             loaded, names, options, text=text, calibration=learned,

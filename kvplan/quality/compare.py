@@ -7,18 +7,17 @@ from torch import Tensor
 
 from kvplan.core.records import DocumentScore, RetrievalTrial
 from kvplan.core.specs import ModelSpec
+from kvplan.quality.lane import Lane
 from kvplan.quality.lanes import Span
 from kvplan.quality.passages import Passage
-from kvplan_kernels.format import CacheFormat
-from kvplan_kernels.layer_formats import ModelFormat
 
 
 @torch.inference_mode()
 def score_documents(
-    spans: Iterator[Span], passages: Sequence[Passage], formats: Sequence[ModelFormat], spec: ModelSpec
+    spans: Iterator[Span], passages: Sequence[Passage], lanes: Sequence[Lane], spec: ModelSpec
 ) -> list[tuple[DocumentScore, ...]]:
-    """Return each lane's scores but the first's, which is the 16-bit reference; *formats* are those of the others."""
-    tallies = [[_Tally() for _ in passages] for _ in formats]
+    """Return the scores of *lanes*: all but the first of the spans, which is the 16-bit reference."""
+    tallies = [[_Tally() for _ in passages] for _ in lanes]
     for span in spans:
         for row in range(span.logits[0].shape[0]):
             index = span.first_passage + row
@@ -28,9 +27,10 @@ def score_documents(
                 tallies[lane][index].add(reference, logits[row].float().log_softmax(-1), targets)
     return [
         tuple(
-            tally.score(quantized_positions(spec, form, passage)) for tally, passage in zip(lane, passages, strict=True)
+            tally.score(lane.quantized_positions(spec, passage))
+            for tally, passage in zip(tallied, passages, strict=True)
         )
-        for lane, form in zip(tallies, formats, strict=True)
+        for tallied, lane in zip(tallies, lanes, strict=True)
     ]
 
 
@@ -68,31 +68,6 @@ class _Tally:
             flips=self._flips,
             kl_values=tuple(self._kl),
         )
-
-
-def quantized_positions(spec: ModelSpec, form: ModelFormat, passage: Passage) -> int:
-    """Return how many scored positions of *passage*, a document, attend to a quantized token."""
-    first = len(passage.prompt)
-    return sum(reads_quantized(spec, form, position) for position in range(first, first + len(passage.fed)))
-
-
-def reads_quantized(spec: ModelSpec, form: ModelFormat, position: int) -> bool:
-    """Whether the token at *position* attends to a quantized token in any layer, in a cache of all up to itself."""
-    for layer, stored in dict.fromkeys(zip(spec.layers, spec.layer_formats(form), strict=True)):
-        last = _last_quantized(stored, position + 1)
-        if last >= 0 and (layer.window_tokens is None or last > position - layer.window_tokens):
-            return True
-    return False
-
-
-def _last_quantized(form: CacheFormat, tokens: int) -> int:
-    """Return the newest of *tokens* tokens that is quantized in a layer; -1 where none is."""
-    paged = max(0, tokens - form.sink_tokens)
-    last = -1
-    for tensor, flush in ((form.key, form.key_flush), (form.value, form.value_flush)):
-        if tensor.quantized and flush.quantized_tokens(paged):
-            last = max(last, form.sink_tokens + flush.quantized_tokens(paged) - 1)
-    return last
 
 
 @torch.inference_mode()

@@ -8,13 +8,13 @@ from torch import Tensor
 from kvplan.runtime.attention import Asked, handover_cache
 from kvplan.runtime.dense import attend_fresh
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.session import StepBase, run_step
+from kvplan.runtime.session import OrderedStep, run_step
 
 Hear = Callable[[int, Tensor, Tensor], None]
 """Takes a layer, and its keys and values [tokens, kv_heads, head_dim] in the model's type, keys after RoPE."""
 
 
-class _ObservingStep(StepBase):
+class _ObservingStep(OrderedStep):
     """Attention of whole prompts in 16 bits, with somebody listening."""
 
     def __init__(self, loaded: LoadedModel, hear: Hear) -> None:

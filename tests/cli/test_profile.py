@@ -229,6 +229,8 @@ def test_the_journal_of_an_interrupted_run_is_not_overwritten_either(
     [
         (["--force", "--resume"], ExitStatus.BAD_INPUT, "give one of them"),
         (["-f", "int3"], ExitStatus.UNSUPPORTED, "--format"),
+        (["-f", "transformers:quanto-int4"], ExitStatus.UNSUPPORTED, "`kvplan quality` scores it"),
+        (["-f", "vllm:nvfp4"], ExitStatus.UNSUPPORTED, "`kvplan size` counts its bytes"),
         (["--device", "cuda"], ExitStatus.UNSUPPORTED, "--device cpu"),
         (["--device", "abacus"], ExitStatus.BAD_INPUT, "abacus"),
         (["--max-disturbance", "lots"], ExitStatus.BAD_INPUT, "lots"),
