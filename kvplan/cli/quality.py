@@ -70,6 +70,7 @@ def quality_command(
     from kvplan.store.files import read_text
 
     require_packages()
+    from kvplan.quality.lane import own_formats
     from kvplan.quality.scoring import QualityOptions, default_formats, score
     from kvplan.runtime.loading import load_model
     from kvplan.runtime.ops import Kernel, default_kernel, load_ops
@@ -88,7 +89,7 @@ def quality_command(
     tokens = context or min(options.context_tokens, loaded.spec.context_tokens - 1)
     options = replace(options, context_tokens=tokens)
     names = list(dict.fromkeys(formats)) or default_formats(loaded.spec, options)
-    learned = find_calibration(loaded.spec, learning_formats(names), calibration)
+    learned = find_calibration(loaded.spec, own_formats(names, loaded.spec), calibration)
     with open_progress() as progress:
         results = score(
             loaded, names, options, text=text, calibration=learned,

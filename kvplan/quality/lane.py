@@ -1,7 +1,7 @@
 """What is scored: one way to cache a passage, and which of its positions read a quantized token."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -172,6 +172,16 @@ def read_lane(name: str, spec: ModelSpec) -> Lane:
     except UnsupportedError as error:
         raise refuse_format(name, str(error)) from error
     return FormatLane(own, unfused=own == reference_format(spec))
+
+
+def own_formats(names: Iterable[str], spec: ModelSpec) -> list[ModelFormat]:
+    """Return those of the formats called *names* that are kvplan's own.
+
+    Raises:
+        UnsupportedFormatError: As `read_lane`.
+    """
+    lanes = (read_lane(name, spec) for name in names)
+    return [lane.form for lane in lanes if isinstance(lane, FormatLane)]
 
 
 def reference_format(spec: ModelSpec) -> CacheFormat:
