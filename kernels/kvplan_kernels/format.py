@@ -402,8 +402,8 @@ _KERNEL_TAKES: Final = {"triton": _is_plain_or_e4m3}
 def kernel_refusal(kernel: str, form: CacheFormat) -> str | None:
     """Return why no kernel of the implementation *kernel* takes *form*, or None.
 
-    >>> kernel_refusal("cpu", parse("fp8_e4m3"))
-    'format fp8_e4m3 has no CPU kernel; the reference takes it'
+    >>> kernel_refusal("cpu", parse("fp8_e4m3")) is None
+    True
     """
     takes = _KERNEL_TAKES.get(kernel)
     if takes is None or all(takes(tensor) for tensor in (form.key, form.value) if tensor.quantized):

@@ -21,7 +21,6 @@ from kvplan_kernels.gpu import targets, unpack
 from kvplan_kernels.gpu.floats import e4m3_code
 from kvplan_kernels.inputs import make_inputs
 from kvplan_kernels.layout import KVLayout, Order
-from kvplan_kernels.ops import OPS
 from kvplan_kernels.quantize import dequantize_codes, quantize
 from kvplan_kernels.sequence import sequences
 
@@ -104,29 +103,6 @@ def test_a_token_and_head_that_is_not_finite_is_nan_as_a_whole(number: float, or
         for head, token in tokens:
             poisoned[head, token] = True
         assert torch.equal(held.dense(prefix).isnan(), poisoned)
-
-
-@pytest.mark.parametrize("op", OPS.values(), ids=OPS)
-def test_the_cpu_says_that_it_has_no_kernel(op: Any) -> None:
-    case = Case(format="fp8_e4m3-r16-s4", lengths=(3,))
-    reason = "format fp8_e4m3-r16-s4 has no CPU kernel; the reference takes it"
-    found = {name: implementation.refusal(case) for name, implementation in op.implementations.items()}
-    assert found.pop("cpu") == reason
-    assert set(found.values()) == {None}
-
-
-def test_the_cpu_misreads_nothing() -> None:
-    inputs = make_inputs(Case(format="fp8_e4m3-r16", lengths=(3,)))
-    batch, key, value, counts = inputs.appends()[0]
-    for name, arguments in (
-        ("append", (batch, key, value, counts)),
-        ("decode", (inputs.batch, inputs.query, inputs.options)),
-        ("dequantize", (inputs.batch,)),
-    ):
-        implementation = OPS[name].implementations["cpu"]
-        if implementation.missing() is None:
-            with pytest.raises(UnsupportedError, match="has no CPU kernel"):
-                implementation.call(inputs.cache, *arguments)
 
 
 @pytest.mark.parametrize(
