@@ -317,11 +317,7 @@ def _is_plain(tensor: TensorFormat) -> bool:
     return tensor == plain and tensor.bits in (8, 4, 2) and tensor.group_size != min(TOKEN_GROUPS)
 
 
-def _is_plain_or_e4m3(tensor: TensorFormat) -> bool:
-    return _is_plain(tensor) or tensor.code is Code.E4M3
-
-
-_KERNEL_TAKES: Final = {"cpu": _is_plain, "triton": _is_plain_or_e4m3}
+_KERNEL_TAKES: Final = {"cpu": _is_plain}
 """Whether an implementation has kernels for how a tensor is stored, where it does not take them all."""
 
 
