@@ -56,14 +56,20 @@ def tie_falls(tensor, rank: int) -> bool:
 
 
 @triton.jit
-def load_elements(source, token, channel, mask, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
-    """Return elements of the residual or the new tokens, float32, as the cache's 16-bit type holds them."""
+def rows_of(source, token, G: tl.constexpr, T: tl.constexpr):
+    """Return where the rows of *token* begin in the residual and among the new tokens, and which are in the former."""
     new, ring, before, first_row, slot, head, stride_token, stride_head = source
-    held = token < before
     row = slot.to(tl.int64) * G.ring + head * G.ring_head + T.ring + (token % T.capacity) * G.head_dim
-    old = widen(tl.load(ring + row + channel, mask=mask & held, other=0.0))
     at = (first_row + token - before).to(tl.int64) * stride_token + head * stride_head
-    fresh = widen(tl.load(new + at + channel, mask=mask & (token >= before), other=0.0))
+    return ring + row, new + at, token < before
+
+
+@triton.jit
+def load_elements(rows, channel, mask, FLOAT: tl.constexpr):
+    """Return elements of rows, float32, as the cache's 16-bit type holds them."""
+    ring_row, new_row, held = rows
+    old = widen(tl.load(ring_row + channel, mask=mask & held, other=0.0))
+    fresh = widen(tl.load(new_row + channel, mask=mask & (held == 0), other=0.0))
     return tl.where(held, old, widen(narrow(fresh, FLOAT)))
 
 
@@ -72,14 +78,13 @@ def load_plane(source, token, inside, k, G: tl.constexpr, T: tl.constexpr, FLOAT
     """Return one plane of channels of *token*, [tokens, channels], and its mask."""
     i = tl.arange(0, T.padded)[None, :]
     mask = inside[:, None] & (i < T.width)
-    return load_elements(source, token[:, None], k * T.width + i, mask, G, T, FLOAT), mask
+    return load_elements(rows_of(source, token[:, None], G, T), k * T.width + i, mask, FLOAT), mask
 
 
 @triton.jit
-def load_column(source, token, inside, g, e, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
-    """Return element *e* of group *g* of each token; a short last group repeats its last element."""
-    channel = tl.minimum(g * T.group + e, G.head_dim - 1)
-    return load_elements(source, token, channel, inside, G, T, FLOAT)
+def load_column(rows, inside, g, e, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Return element *e* of group *g* of each row; a short last group repeats its last element."""
+    return load_elements(rows, tl.minimum(g * T.group + e, G.head_dim - 1), inside, FLOAT)
 
 
 @triton.jit
@@ -145,39 +150,39 @@ def fit_extremes(low, high, nan, T: tl.constexpr):
 
 
 @triton.jit
-def fit_in_order(source, token, inside, g, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
-    """Return the numbers of group *g* of each token, from its elements one by one: as `fit_extremes` does."""
+def fit_in_order(rows, inside, g, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Return the numbers of group *g* of each row, from its elements one by one: as `fit_extremes` does, no base."""
     if T.fit == "norm":
-        scale, step, bad = fit_norm(source, token, inside, g, G, T, FLOAT)
+        scale, step, bad = fit_norm(rows, inside, g, G, T, FLOAT)
     else:
-        largest, bad = signed_largest(source, token, inside, g, G, T, FLOAT)
+        largest, bad = signed_largest(rows, inside, g, G, T, FLOAT)
         scale = tl.math.div_rn(largest, T.divisor)
         step = reciprocal(scale)
         if T.fit == "iq4_nl":
-            scale = fit_squares(source, token, inside, g, step, G, T, FLOAT)
-    stored_scale, stored_minimum, _, _, poisoned = held_numbers(scale, scale, bad > 0, T)
-    return stored_scale, stored_minimum, poisoned, step, scale
+            scale = fit_squares(rows, inside, g, step, G, T, FLOAT)
+    stored, _, _, _, poisoned = held_numbers(scale, scale, bad > 0, T)
+    return stored, poisoned, step
 
 
 @triton.jit
-def signed_largest(source, token, inside, g, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+def signed_largest(rows, inside, g, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Return the element of largest magnitude, the first of several, and whether one is not finite."""
-    largest = tl.zeros(token.shape, tl.float32)
-    bad = tl.zeros(token.shape, tl.int32)
+    largest = tl.zeros(inside.shape, tl.float32)
+    bad = tl.zeros(inside.shape, tl.int32)
     for e in range(T.group):
-        x = load_column(source, token, inside, g, e, G, T, FLOAT)
+        x = load_column(rows, inside, g, e, G, T, FLOAT)
         largest = tl.where((tl.abs(x) > tl.abs(largest)) | (e == 0), x, largest)
         bad |= tl.where(tl.abs(x) < float("inf"), 0, 1)
     return largest, bad
 
 
 @triton.jit
-def fit_squares(source, token, inside, g, step, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+def fit_squares(rows, inside, g, step, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Return the scale of the least squared error for the levels that *step* leads to, squares weighing most."""
-    products = tl.zeros(token.shape, tl.float32)
-    squares = tl.zeros(token.shape, tl.float32)
+    products = tl.zeros(inside.shape, tl.float32)
+    squares = tl.zeros(inside.shape, tl.float32)
     for e in range(T.group):
-        x = load_column(source, token, inside, g, e, G, T, FLOAT)
+        x = load_column(rows, inside, g, e, G, T, FLOAT)
         height = nearest(x * step, T, True)
         products += x * x * height * x
         squares += x * x * height * height
@@ -185,29 +190,29 @@ def fit_squares(source, token, inside, g, step, G: tl.constexpr, T: tl.constexpr
 
 
 @triton.jit
-def fit_norm(source, token, inside, g, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+def fit_norm(rows, inside, g, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Return the norm of each group over that of its levels, what elements are over before, and what is not finite."""
-    total = tl.zeros(token.shape, tl.float32)
-    bad = tl.zeros(token.shape, tl.int32)
+    total = tl.zeros(inside.shape, tl.float32)
+    bad = tl.zeros(inside.shape, tl.int32)
     for e in range(T.group):
-        x = load_column(source, token, inside, g, e, G, T, FLOAT)
+        x = load_column(rows, inside, g, e, G, T, FLOAT)
         total += x * x
         bad |= tl.where(tl.abs(x) < float("inf"), 0, 1)
     norm = tl.sqrt_rn(total)
     spread = tl.math.div_rn(norm, T.divisor)
-    step = spread * T.unit
-    chosen = tl.zeros(token.shape, tl.float32)
+    step = tl.where(spread != 0.0, spread * T.unit, -1.0)
+    chosen = tl.zeros(inside.shape, tl.float32)
     for e in range(T.group):
-        x = load_column(source, token, inside, g, e, G, T, FLOAT)
-        height = nearest(over_spread(x, spread, step), T, True) * T.unit
+        x = load_column(rows, inside, g, e, G, T, FLOAT)
+        height = nearest(over_spread(x, step), T, True) * T.unit
         chosen += height * height
-    return tl.math.div_rn(norm, tl.sqrt_rn(chosen)), tl.where(spread != 0.0, step, -1.0), bad
+    return tl.math.div_rn(norm, tl.sqrt_rn(chosen)), step, bad
 
 
 @triton.jit
-def over_spread(x, spread, step):
-    """Return *x* over *step*, and 0 where the spread is 0."""
-    return tl.where(spread != 0.0, tl.math.div_rn(x, step), 0.0)
+def over_spread(x, step):
+    """Return *x* over *step*, and 0 where that is negative: the spread is 0 there."""
+    return tl.where(step >= 0.0, tl.math.div_rn(x, step), 0.0)
 
 
 # ---- codes
@@ -251,7 +256,7 @@ def scaled_code(x, step, T: tl.constexpr):
     if T.fit == "iq4_nl":
         over = x * step
     elif T.fit == "norm":
-        over = tl.where(step >= 0.0, tl.math.div_rn(x, step), 0.0)
+        over = over_spread(x, step)
     else:
         over = tl.where(step != 0.0, tl.math.div_rn(x, step), 0.0)
     if ranks(T) > 0:

@@ -14,6 +14,7 @@ from kvplan_kernels.append.fits_gpu_kernels import (
     has_minimum,
     in_order,
     load_plane,
+    rows_of,
 )
 from kvplan_kernels.gpu.floats import narrow, small_float_code, widen
 from kvplan_kernels.gpu.numbers import number_place, numbers_in, poisoned_number
@@ -114,23 +115,57 @@ def token_extremes(source, token, inside, g: tl.constexpr, G: tl.constexpr, T: t
 
 
 @triton.jit
+def fit_tokens(source, meta, poisons, slab, row, first, last, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Store the numbers of all groups that are fitted element by element; return how they are coded, by group.
+
+    That is the step and which are poisoned, [rows of words, tokens of a word].
+    """
+    PLACES: tl.constexpr = T.tokens
+    GROUPS: tl.constexpr = T.groups
+    token = row[:, None] + tl.arange(0, PLACES)[None, :]
+    inside = (token >= first) & (token < last)
+    rows = rows_of(source, token, G, T)
+    fitted = ()
+    for g in tl.static_range(GROUPS):
+        scale, poisoned, step = fit_in_order(rows, inside, g, G, T, FLOAT)
+        at = (number_place(slab, T) + g * G.block)[:, None] + token % G.block
+        store_numbers(meta, at, scale, scale, poisoned, inside, T)
+        tl.atomic_add(poisons, tl.sum(tl.sum((poisoned & inside).to(tl.int32), 1), 0))
+        fitted = fitted + ((step, poisoned.to(tl.int32)),)
+    return fitted
+
+
+@triton.jit
+def at_place(x, PLACE: tl.constexpr):
+    """Return one column of *x*, int32 [rows, columns]."""
+    column = tl.arange(0, x.shape[1])[None, :]
+    return tl.sum(tl.where(column == PLACE, x, 0), 1)
+
+
+@triton.jit
 def add_token_codes(
-    low, high, source, meta, poisons, slab, token, inside, PLACE: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
-    FLOAT: tl.constexpr,
+    low, high, source, fitted, meta, poisons, slab, token, inside, PLACE: tl.constexpr, G: tl.constexpr,
+    T: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
-    """Put the codes of *token* into the words of both planes, and store the numbers of its groups."""
+    """Put the codes of *token* into the words of both planes.
+
+    Groups are coded as they are *fitted*, or else fitted here, and their numbers stored.
+    """
     PLANES: tl.constexpr = T.planes
     GROUPS: tl.constexpr = T.groups
     i = tl.arange(0, T.padded)
     for g in tl.static_range(GROUPS):
         if in_order(T):
-            scale, minimum, poisoned, step, base = fit_in_order(source, token, inside, g, G, T, FLOAT)
+            steps, bad = fitted[g]
+            step = at_place(steps.to(tl.int32, bitcast=True), PLACE).to(tl.float32, bitcast=True)
+            base = step
+            poisoned = at_place(bad, PLACE) > 0
         else:
             least, most, nan = token_extremes(source, token, inside, g, G, T, FLOAT)
             scale, minimum, poisoned, step, base = fit_extremes(least, most, nan, T)
-        at = number_place(slab, T) + g * G.block + token % G.block
-        store_numbers(meta, at, scale, minimum, poisoned, inside, T)
-        tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
+            at = number_place(slab, T) + g * G.block + token % G.block
+            store_numbers(meta, at, scale, minimum, poisoned, inside, T)
+            tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
         for k in tl.static_range(PLANES):
             if (k * T.width < (g + 1) * T.group) and ((k + 1) * T.width > g * T.group):
                 x, mask = load_plane(source, token, inside, k, G, T, FLOAT)
@@ -153,9 +188,7 @@ def store_numbers(meta, at, scale, minimum, poisoned, mask, T: tl.constexpr):
 
 
 @triton.jit
-def fit_channels(
-    source, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr
-):
+def fit_channels(source, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Store the numbers of a group of tokens, which the tile is; return how each plane of channels is coded."""
     PADDED: tl.constexpr = T.padded
     PLANES: tl.constexpr = T.planes
@@ -206,8 +239,11 @@ def quantize_tile(
     """Store the tokens from *first* to *last* of a tile as codes; *row* are those that begin a row of words."""
     PLACES: tl.constexpr = T.tokens
     R: tl.constexpr = TILE // PLACES
+    fitted = ()
     if T.channel:
-        fitted = fit_channels(source, meta, poisons, slab, row, last, G, T, TILE, FLOAT)
+        fitted = fit_channels(source, meta, poisons, slab, row, last, G, T, FLOAT)
+    elif in_order(T):
+        fitted = fit_tokens(source, meta, poisons, slab, row, first, last, G, T, FLOAT)
     high = tl.zeros([R, T.padded], tl.int32)
     for p in tl.static_range(PLACES):
         token = row + p
@@ -220,7 +256,7 @@ def quantize_tile(
         elif T.channel:
             low, high = add_channel_codes(low, high, source, fitted, token, inside, p, G, T, FLOAT)
         else:
-            low, high = add_token_codes(low, high, source, meta, poisons, slab, token, inside, p, G, T, FLOAT)
+            low, high = add_token_codes(low, high, source, fitted, meta, poisons, slab, token, inside, p, G, T, FLOAT)
         if (p + 1) % T.low.tokens == 0:
             store_words(words, low, slab, row, p + 1 - T.low.tokens, first, last, T.low, G, T)
     if T.high.bits > 0:

@@ -80,7 +80,7 @@ def add_floats(
 
 @triton.jit
 def without_poison(words, inside, seen):
-    """Return *words* [words, tokens] of codes that are floats, without those of no token and of poisoned ones, and who sees these.
+    """Return *words* [words, tokens] of floats without those of no token and of poisoned ones, and who sees these.
 
     All codes of a poisoned token are NaN, so the low byte of one word tells; that of any word does.
     """
@@ -139,15 +139,10 @@ def add_codes(
         for g in tl.static_range(GROUPS):
             place = number_place(slab, T) + g * G.block + in_page
             scale = level_scale(meta, place, None, T)
-            lifts = minima[g]
             if HAS_MINIMUM:
                 minimum = level_minimum(meta, place, None, scale, T)
                 if MIDDLE > 0:
                     minimum += MIDDLE * scale
-                lifted = weight * minimum[:, None]
-                if MASKED:  # a weight of 0 does not undo a NaN
-                    lifted = tl.where(seen, lifted, 0.0)
-                lifts = lifts * shrink + tl.sum(lifted, 0)
             unit = units[g]
             factor = shrink
             if HALF:  # fp16 holds what is between a little and 1
@@ -156,11 +151,18 @@ def add_codes(
                 factor = shrink * (units[g] / unit)
                 scale = scale * (HALF_WEIGHT / unit)
             weighted = weight * scale[:, None]
-            if MASKED:
+            if HAS_MINIMUM:
+                lifted = weight * minimum[:, None]
+            if MASKED:  # a weight of 0 does not undo a NaN
                 weighted = tl.where(seen, weighted, 0.0)
+                if HAS_MINIMUM:
+                    lifted = tl.where(seen, lifted, 0.0)
             operand = narrow(weighted, TYPE)
             offset = narrow(tl.full([T.padded_piece, operand.shape[0]], -OFFSET, tl.float32), TYPE)
             new_units = new_units + (unit,)
+            lifts = minima[g]
+            if HAS_MINIMUM:
+                lifts = lifts * shrink + tl.sum(lifted, 0)
             new_minima = new_minima + (lifts,)
             for j in tl.static_range(PER_GROUP):
                 slice_words, slice_high = words[(g * PER_GROUP + j) % SLICES], high[(g * PER_GROUP + j) % SLICES]

@@ -60,7 +60,7 @@ class TensorGeometry(NamedTuple):
         unit: What one level is times the stored scale.
         centre: The level that stands for 0 where a group has no minimum.
         ranked: One code of each level, the lowest level first, where there is a table.
-        middles: Of each of these but the last the middle between its level and the next, and whether it takes the first.
+        middles: Of each of these but the last what lies halfway to the next, and whether that takes the former.
         fit: How a group is coded, the name of a `Fit`.
         divisor: What a fit divides a group's range, largest magnitude or norm by.
         number: The type of scales and minima, the name of a `Number`.

@@ -4,7 +4,6 @@ import triton
 import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, small_float_code, widen
-from kvplan_kernels.gpu.unpack import unpack_e4m3
 
 E4M3_NAN = tl.constexpr(0x7F)
 E8M0_NAN = tl.constexpr(0xFF)
@@ -46,8 +45,13 @@ def numbers_in(meta, T: tl.constexpr):
 @triton.jit
 def number_value(stored, T: tl.constexpr):
     """Return what a number as a page holds it stands for, float32."""
-    if T.number == "e4m3":
-        value = widen(unpack_e4m3(stored.to(tl.uint16), 0, False))
+    if T.number == "e4m3":  # in the bits of an fp32, whose exponents are 120 more for the same number
+        code = stored.to(tl.int32)
+        bits = (code & 0x7F) << 20
+        if T.fit != "absmax":  # has no negative numbers
+            bits |= (code & 0x80) << 24
+        value = bits.to(tl.float32, bitcast=True) * 1329227995784915872903807060280344576.0
+        value = tl.where((code & 0x7F) == E4M3_NAN, float("nan"), value)
     elif T.number == "e8m0":
         bits = stored.to(tl.int32) << 23
         bits = tl.where(stored == 0, 1 << 22, bits)  # 2^-127 is no normal number

@@ -7,7 +7,8 @@ multiplies the floats takes the offset off again with the sum of the other opera
 Where levels are not the codes themselves, they are looked up: on NVIDIA's devices in a table of bytes that are permuted
 by a register of four codes, elsewhere one after the other.
 
-A code that is a float of 8 bits becomes fp16, which holds all of them: E4M3 by NVIDIA's own instruction, or in its bits.
+A code that is a float of 8 bits becomes fp16, which holds all of them: E4M3 by NVIDIA's own instruction, or in its
+bits.
 """
 
 import triton
