@@ -7,7 +7,7 @@ from itertools import product
 from typing import Final, cast
 
 from kvplan_kernels.covering import Row, pairwise_rows
-from kvplan_kernels.format import KEY_VALUE_BITS, TOKEN_GROUPS, Axis, CacheFormat, FloatType, UnsupportedError, parse
+from kvplan_kernels.format import Axis, CacheFormat, FloatType, UnsupportedError, parse
 from kvplan_kernels.layout import KVLayout, Order
 
 
@@ -125,13 +125,24 @@ class Case:
 
 
 _FLOATS: Final = "fp8_e4m3"
+_BITS: Final = (8, 4, 2)
+_GROUPS: Final = (32, 64, 128)
+"""Of the formats whose every combination is a case; the others are `STORED_NAMES`."""
+STORED_NAMES: Final = (
+    "int1", "int3-g32", "int6-g128", "k3v5", "k6v1-g16", "k8v4-g16", "sym-k8v8-mfp32", "sym-k4v3-g32", "sym-k2v5-mbf16",
+    "k2v2-g64-me4m3", "k5v6-g128-mfp32", "nvfp4", "mxfp4", "nvfp4/mxfp4", "fp4_e2m1", "lloyd4", "lloyd3/int4", "lloyd2",
+    "llama.cpp:q8_0", "llama.cpp:q5_1", "llama.cpp:q5_0", "llama.cpp:q4_1", "llama.cpp:q4_0", "llama.cpp:iq4_nl",
+    "llama.cpp:q8_0/iq4_nl", "fp8_e5m2", "fp8_e5m2/int3-g16", "fp8_e4m3/sym-int4-g64", "kivi-k3v3-g32", "kivi-k1v5-g16",
+    "sym-kivi-k4v6-g64-mfp32",
+)  # fmt: skip
+"""Ways to store in which every plane, map, fit and number occurs."""
 _FAMILIES: Final = ("", "kivi-", "kivi-paper-", "whole")
 _LENGTHS: Final = ("one", "block", "residual", "sinks", "ragged", "ragged", "long", "long", "crowd")
 _PARAMETERS: Final[dict[str, tuple[object, ...]]] = {  # A value that stands here twice is taken twice as often.
     "family": _FAMILIES,
-    "key_bits": KEY_VALUE_BITS,
-    "value_bits": KEY_VALUE_BITS,
-    "group": (None, *TOKEN_GROUPS),
+    "key_bits": _BITS,
+    "value_bits": _BITS,
+    "group": (None, *_GROUPS),
     "block_tokens": (16, 32, 48, 64, 128, 160, 256),
     "residual": (0, 1, 20, 64, 128, 200),
     "sinks": (0, 1, 4, 16, 21),
@@ -168,12 +179,27 @@ _FLOAT_PARAMETERS: Final = _PARAMETERS | {
 """Fewer values: what codes are changes neither where tokens lie nor who sees them."""
 
 
+_STORED_PARAMETERS: Final = _FLOAT_PARAMETERS | {
+    "family": STORED_NAMES,
+    "block_tokens": (64, 128),
+    "residual": (0, 1, 40),
+    "sinks": (0, 5),
+    "head_dim": (40, 64, 128, 200, 256),
+    "gqa_ratio": (1, 4, 5),
+    "queries": (1, 2, 7),
+    "lengths": ("block", "ragged", "long", "sinks"),
+    "window": (None, None, 64),
+    "data": (Data.NORMAL, Data.OFFSET, Data.OUTLIERS, Data.TIES, Data.SPREAD),
+    "threads": (1, 2),
+}
+
+
 def _format_name(row: Row) -> str:
     """Return the name of the format of a row, which may be none that exists."""
     if row["family"] == "whole":
         return str(row["float_type"])
     name = f"{row['family']}"
-    if name != _FLOATS:
+    if name not in (_FLOATS, *STORED_NAMES):
         name += f"k{row['key_bits']}v{row['value_bits']}" + (f"-g{row['group']}" if row["group"] else "")
     return f"{name}-r{row['residual']}-s{row['sinks']}"
 
@@ -182,7 +208,7 @@ def _fits(family: object, group: object, block: object, residual: object, sinks:
     """Return whether a format takes the rest; None for what is open yet, as a group of 0 is no group."""
     if family == "whole":
         return not residual and not sinks
-    if family in ("", _FLOATS):
+    if family in ("", _FLOATS, *STORED_NAMES):
         return True
     if group == 0 or (group and block and int(cast(int, block)) % int(cast(int, group))):
         return False
@@ -193,7 +219,7 @@ def _fits(family: object, group: object, block: object, residual: object, sinks:
 
 def _allowed(row: Row) -> bool:
     families = (row["family"],) if "family" in row else _FAMILIES
-    groups = (row["group"] or 0,) if "group" in row else (0, *TOKEN_GROUPS)
+    groups = (row["group"] or 0,) if "group" in row else (0, *_GROUPS)
     return any(
         _fits(family, group, row.get("block_tokens"), row.get("residual"), row.get("sinks"))
         for family, group in product(families, groups)
@@ -226,7 +252,7 @@ def _covering_case(row: Row) -> Case:
 @cache
 def covering_cases() -> tuple[Case, ...]:
     """Return cases in which every two values of two parameters meet, and every format with every group size."""
-    formats = product(_FAMILIES[:3], KEY_VALUE_BITS, KEY_VALUE_BITS, (None, *TOKEN_GROUPS))
+    formats = product(_FAMILIES[:3], _BITS, _BITS, (None, *_GROUPS))
     names = ("family", "key_bits", "value_bits", "group")
     seeds: list[Row] = [dict(zip(names, row, strict=True)) for row in formats if row[3] or not row[0]]
     return tuple(_covering_case(row) for row in pairwise_rows(_PARAMETERS, _allowed, seeds))
@@ -238,6 +264,12 @@ def float_code_cases() -> tuple[Case, ...]:
     return tuple(_covering_case(row) for row in pairwise_rows(_FLOAT_PARAMETERS, _allowed, ()))
 
 
+@cache
+def stored_cases() -> tuple[Case, ...]:
+    """Return cases of the other ways to store, in which every two of few values of two parameters meet."""
+    return tuple(_covering_case(row) for row in pairwise_rows(_STORED_PARAMETERS, _allowed, ()))
+
+
 _LONG: Final = Case(format="bf16", kv_heads=1, gqa_ratio=3, lengths=(40_011,), threads=2, received=True)
 _SPEED: Final = Case(format="bf16", kv_heads=8, head_dim=128, lengths=(32_768,), speed=True)
 SPEED_FORMATS: Final = ("bf16", "int8", "int4", "int2", "kivi-k4v4-g64-r128", "kivi-k2v2-g64-r128")
@@ -247,6 +279,7 @@ def long_cases() -> tuple[Case, ...]:
     """Return cases of tens of thousands of tokens, with scores that differ much and hardly."""
     formats = (
         "bf16", "int8", "int4", "k2v2-g32-r64-s4", "kivi-k4v2-g64-r128", "kivi-k2v2-g32", "kivi-paper", "fp8_e4m3",
+        "int3", "nvfp4",
     )  # fmt: skip
     data = (Data.NORMAL, Data.FLAT, Data.SPREAD, Data.OFFSET)
     return tuple(
@@ -272,4 +305,8 @@ def speed_cases() -> tuple[Case, ...]:
 
 def all_cases() -> tuple[Case, ...]:
     """Return all cases, each once."""
-    return tuple(dict.fromkeys((*covering_cases(), *float_code_cases(), *long_cases(), *hard_cases(), *speed_cases())))
+    return tuple(
+        dict.fromkeys(
+            (*covering_cases(), *float_code_cases(), *stored_cases(), *long_cases(), *hard_cases(), *speed_cases())
+        )
+    )

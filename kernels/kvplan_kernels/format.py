@@ -4,7 +4,7 @@ Standard library only. A name that `parse` accepts and the name of the format it
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -311,21 +311,15 @@ def _group_name(tensor: TensorFormat) -> str:
     return group + (f"-m{tensor.number}" if tensor.number is not Number.FP16 else "")
 
 
-def _is_plain(tensor: TensorFormat) -> bool:
-    """Return whether codes are integers of 8, 4 or 2 bits between a minimum and a maximum, with fp16 numbers."""
-    plain = TensorFormat(bits=tensor.bits, axis=tensor.axis, group_size=tensor.group_size)
-    return tensor == plain and tensor.bits in (8, 4, 2) and tensor.group_size != min(TOKEN_GROUPS)
-
-
-_KERNEL_TAKES: Final = {"cpu": _is_plain}
+_KERNEL_TAKES: Final[Mapping[str, Callable[[TensorFormat], bool]]] = {}
 """Whether an implementation has kernels for how a tensor is stored, where it does not take them all."""
 
 
 def kernel_refusal(kernel: str, form: CacheFormat) -> str | None:
     """Return why no kernel of the implementation *kernel* takes *form*, or None.
 
-    >>> kernel_refusal("cpu", parse("fp8_e4m3"))
-    'format fp8_e4m3 has no CPU kernel; the reference takes it'
+    >>> kernel_refusal("cpu", parse("int4")) is None
+    True
     """
     takes = _KERNEL_TAKES.get(kernel)
     if takes is None or all(takes(tensor) for tensor in (form.key, form.value) if tensor.quantized):

@@ -235,6 +235,7 @@ STORED: Final = {
     "fp8_e5m2": _float(Code.E5M2),
     "nvfp4": TensorFormat(bits=4, group_size=16, code=Code.E2M1, fit=Fit.ABSMAX, number=Number.E4M3),
     "mxfp4": TensorFormat(bits=4, group_size=32, code=Code.E2M1, fit=Fit.POWER, number=Number.E8M0),
+    "fp4_e2m1": TensorFormat(bits=4, group_size=16, code=Code.E2M1, fit=Fit.POWER, number=Number.E8M0),
     "lloyd4": TensorFormat(bits=4, code=Code.LLOYD_MAX, fit=Fit.NORM),
     "lloyd3": TensorFormat(bits=3, code=Code.LLOYD_MAX, fit=Fit.NORM),
     "lloyd2": TensorFormat(bits=2, code=Code.LLOYD_MAX, fit=Fit.NORM),

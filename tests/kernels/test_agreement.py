@@ -9,7 +9,15 @@ import torch
 from kvplan_kernels.append import cpu as append_cpu
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import LayerCache
-from kvplan_kernels.cases import Case, covering_cases, float_code_cases, hard_cases, long_cases, speed_cases
+from kvplan_kernels.cases import (
+    Case,
+    covering_cases,
+    float_code_cases,
+    hard_cases,
+    long_cases,
+    speed_cases,
+    stored_cases,
+)
 from kvplan_kernels.decode import cpu as decode_cpu
 from kvplan_kernels.decode.op import DECODE
 from kvplan_kernels.decode.reference import decode
@@ -23,7 +31,7 @@ Agree = Callable[[Case, Inputs, DecodeResult, DecodeResult, str, str], None]
 SIDE_BY_SIDE = [
     *(
         pytest.param(case, id=str(case))
-        for case in covering_cases() + float_code_cases() + long_cases() + hard_cases()
+        for case in covering_cases() + float_code_cases() + stored_cases() + long_cases() + hard_cases()
         if DECODE.implementations["cpu"].refusal(case) is None
     ),
     *(pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in speed_cases()),

@@ -3,24 +3,35 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kvplan_kernels.append import gpu as gpu_append
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
-from kvplan_kernels.cases import Case, Data, Tables, all_cases, covering_cases, float_code_cases
+from kvplan_kernels.cases import (
+    STORED_NAMES,
+    Case,
+    Data,
+    Tables,
+    all_cases,
+    covering_cases,
+    float_code_cases,
+    stored_cases,
+)
 from kvplan_kernels.decode import gpu
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.dequantize import gpu as gpu_dequantize
 from kvplan_kernels.dequantize.reference import dequantize
-from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.format import FloatType, UnsupportedError, parse
 from kvplan_kernels.gpu import targets, unpack
 from kvplan_kernels.inputs import Inputs, make_inputs
 from kvplan_kernels.layout import KVLayout, Order
@@ -123,6 +134,84 @@ def test_decode_agrees(case: Case, assert_decode_agrees: Callable[..., None]) ->
     found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options, received=case.received, **extras)
     assert found.output.shape == definition.output.shape
     assert_decode_agrees(case, inputs, found, definition, "triton", "triton")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How K and V may be stored, by the parts of a name."""
+
+    key: str
+    value: str
+    group: str
+    number: str
+    fit: str
+
+    @property
+    def name(self) -> str:
+        fit = "" if self.fit and "1" in (self.key, self.value) else self.fit
+        return f"{fit}k{self.key}v{self.value}{self.group}{self.number}"
+
+
+WAYS = st.builds(
+    Way,
+    key=st.sampled_from("1234568"),
+    value=st.sampled_from("1234568"),
+    group=st.sampled_from(("", "-g16", "-g32")),
+    number=st.sampled_from(("", "-mbf16", "-mfp32", "-me4m3")),
+    fit=st.sampled_from(("", "sym-", "kivi-")),
+).filter(lambda way: way.fit != "kivi-" or way.group != "")
+SMALL = Case(format="int4", kv_heads=1, gqa_ratio=2, head_dim=40, block_tokens=32, lengths=(40,))
+"""Few tokens in two pages; groups of 16 and 32 channels lie across planes."""
+SLICED = ("nvfp4", "k8v8-g16-mfp32", "sym-k3v6-g16")
+
+
+def assert_all_agree(case: Case, assert_decode_agrees: Callable[..., None]) -> None:
+    """Hold append, dequantize and decode to their references, one token after the others."""
+    inputs = make_inputs(case, Order.ROWS)
+    cache, lengths = copied(inputs.cache), inputs.batch.lengths
+    first = (lengths - 1).clamp(min=0)
+    for batch, counts in ((inputs.empty, first), (inputs.empty.after(first), lengths - first)):
+        rows = [torch.arange(n) + start for start, n in zip(batch.lengths.tolist(), counts.tolist(), strict=True)]
+        key, value = inputs.key[torch.cat(rows)], inputs.value[torch.cat(rows)]
+        poisoned = append(inputs.cache, batch, key, value, counts)
+        assert appended_to(cache, batch, key, value, counts) == poisoned
+        for name in ("pages", "ring", "sinks"):
+            assert torch.equal(getattr(cache, name), getattr(inputs.cache, name)), (counts, name)
+    read = gpu_dequantize.dequantize(moved(cache), moved_batch(inputs.batch))
+    for one, definition in zip(read, dequantize(cache, inputs.batch), strict=True):
+        assert torch.equal(bits_of(one), bits_of(definition))
+    arguments = (inputs.cache, inputs.batch, inputs.query, inputs.options)
+    extras = {"received": case.received, "positions": inputs.positions}
+    assert_decode_agrees(case, inputs, decoded(*arguments, **extras), decode(*arguments, **extras), "triton", "triton")
+
+
+@pytest.mark.parametrize("index", range(len(STORED_NAMES)), ids=STORED_NAMES)
+def test_every_way_to_store_agrees(index: int, assert_decode_agrees: Callable[..., None]) -> None:
+    name, shape = STORED_NAMES[index], index % 3
+    case = replace(
+        SMALL, format=f"{name}-r{shape}-s{2 * shape}", head_dim=(32, 40, 64)[shape], block_tokens=128 if "g128" in name else 64,
+        lengths=((5,), (70,))["kivi" in name], received=shape == 0, positions=shape == 1,
+        data=(Data.NORMAL, Data.OUTLIERS, Data.OFFSET)[index // 3 % 3], float_type=tuple(FloatType)[index % 2],
+    )  # fmt: skip
+    assert_all_agree(case, assert_decode_agrees)
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_several_groups_of_a_plane_agree(name: str, assert_decode_agrees: Callable[..., None]) -> None:
+    assert_all_agree(replace(SMALL, format=name, head_dim=128, lengths=(9, 0, 33)), assert_decode_agrees)
+
+
+@settings(deadline=None, max_examples=300 if ON_GPU else 4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(way=WAYS, dim=st.sampled_from((32, 40)))
+def test_random_ways_to_store_agree(way: Way, dim: int, assert_decode_agrees: Callable[..., None]) -> None:
+    tokens = 37 if way.fit == "kivi-" else 7
+    assert_all_agree(replace(SMALL, format=f"{way.name}-s1", head_dim=dim, lengths=(tokens,)), assert_decode_agrees)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter takes minutes")
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in stored_cases()])
+def test_stored_cases_agree(case: Case, assert_decode_agrees: Callable[..., None]) -> None:
+    assert_all_agree(case, assert_decode_agrees)
 
 
 def copied(cache: LayerCache) -> LayerCache:

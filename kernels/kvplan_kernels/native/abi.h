@@ -2,19 +2,49 @@
 #pragma once
 #include <stdint.h>
 
-#define KVPLAN_ABI_VERSION 2
+#define KVPLAN_ABI_VERSION 3
 
 enum { KVPLAN_BF16 = 0, KVPLAN_FP16 = 1, KVPLAN_FP32 = 2 };
 
-// How one of K and V is stored. Offsets in bytes.
+enum { KVPLAN_MAP_INTEGER = 0, KVPLAN_MAP_TABLE = 1, KVPLAN_MAP_E4M3 = 2, KVPLAN_MAP_E5M2 = 3 };
+enum {
+  KVPLAN_NUMBER_FP16 = 0,
+  KVPLAN_NUMBER_BF16 = 1,
+  KVPLAN_NUMBER_FP32 = 2,
+  KVPLAN_NUMBER_E4M3 = 3,
+  KVPLAN_NUMBER_E8M0 = 4
+};
+enum {
+  KVPLAN_FIT_RANGE = 0,
+  KVPLAN_FIT_ABSMAX = 1,
+  KVPLAN_FIT_POWER = 2,
+  KVPLAN_FIT_NORM = 3,
+  KVPLAN_FIT_Q8_0 = 4,
+  KVPLAN_FIT_Q5_0 = 5,
+  KVPLAN_FIT_Q5_1 = 6,
+  KVPLAN_FIT_IQ4_NL = 7,
+  KVPLAN_FIT_NONE = 8
+};
+
+// How one of K and V is stored (tensor_format.py). Offsets in bytes.
 struct kvplan_tensor {
-  int32_t bits;            // 8, 4, 2, or 16 for values
+  int32_t bits;                 // of a code, or 16 for values
+  int32_t low_bits, high_bits;  // of its planes; 0 where there is one
+  int32_t map, fit, number;     // what a code stands for, how it is chosen, the type of a group's numbers
+  int32_t numbers;              // of a group: scale and minimum, scale, none
+  int32_t level_count;          // of a table
+  int32_t lower_ties;           // bit i: halfway between levels i and i + 1 the lower is taken
+  float unit, centre;           // of levels: value = (level - centre) * unit * scale without a minimum
+  float extent, power;          // the largest value that a scale of 1 reaches, and the power of two in it
+  float middle;                 // half of the largest level
+  uint8_t table[16], ranked[16];  // the level of each code, the code of each level from the lowest on
+  float middles[16];              // between one level and the next, from the centre
   int32_t per_channel;     // tokens of a channel share a scale
   int32_t group;           // elements that share a scale; the whole head at most
   int32_t keep_tokens;     // Flush
   int32_t quantum_tokens;  // Flush
   int32_t ring_tokens;     // capacity, a multiple of 16
-  int64_t codes, scale, minimum;     // from the start of a slab
+  int64_t codes, high, scale, minimum;  // from the start of a slab
   int64_t ring_offset, sink_offset;  // from the start of a head's residual and sinks
 };
 

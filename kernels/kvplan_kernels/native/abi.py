@@ -1,22 +1,47 @@
 """The C structures of `abi.h`, field by field, and how a cache fills them."""
 
 import ctypes
-from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_void_p
+import math
+from ctypes import POINTER, c_char_p, c_float, c_int32, c_int64, c_uint8, c_void_p
 from functools import lru_cache
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
 from kvplan_kernels.cache import Batch, LayerCache
-from kvplan_kernels.format import Axis, FloatType, TensorFormat, Transform, UnsupportedError, check_kernel
+from kvplan_kernels.format import (
+    Axis,
+    Code,
+    Fit,
+    FloatType,
+    Number,
+    TensorFormat,
+    Transform,
+    UnsupportedError,
+    check_kernel,
+)
 from kvplan_kernels.layout import KVLayout, Order
 
-ABI_VERSION: Final = 2
+ABI_VERSION: Final = 3
 OUTSIDE: Final = -2
 OUT_OF_MEMORY: Final = -3
 
 FLOAT_TYPE: Final = {FloatType.BF16: 0, FloatType.FP16: 1}
+MAP: Final = {Code.INTEGER: 0, Code.E2M1: 1, Code.IQ4_NL: 1, Code.LLOYD_MAX: 1, Code.E4M3: 2, Code.E5M2: 3}
+NUMBER: Final = {Number.FP16: 0, Number.BF16: 1, Number.FP32: 2, Number.E4M3: 3, Number.E8M0: 4}
+FIT: Final = {
+    Fit.RANGE: 0,
+    Fit.ABSMAX: 1,
+    Fit.POWER: 2,
+    Fit.NORM: 3,
+    Fit.Q8_0: 4,
+    Fit.Q5_0: 5,
+    Fit.Q5_1: 6,
+    Fit.IQ4_NL: 7,
+    Fit.NONE: 8,
+}
+TABLE_LEVELS: Final = 16
 SOURCE_TYPE: Final = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -28,8 +53,13 @@ class TensorLayout(ctypes.Structure):
     """`kvplan_tensor`."""
 
     _fields_ = [
-        *_fields(c_int32, "bits per_channel group keep_tokens quantum_tokens ring_tokens"),
-        *_fields(c_int64, "codes scale minimum ring_offset sink_offset"),
+        *_fields(c_int32, "bits low_bits high_bits map fit number numbers level_count lower_ties"),
+        *_fields(c_float, "unit centre extent power middle"),
+        ("table", c_uint8 * TABLE_LEVELS),
+        ("ranked", c_uint8 * TABLE_LEVELS),
+        ("middles", c_float * TABLE_LEVELS),
+        *_fields(c_int32, "per_channel group keep_tokens quantum_tokens ring_tokens"),
+        *_fields(c_int64, "codes high scale minimum ring_offset sink_offset"),
     ]
 
 
@@ -153,19 +183,51 @@ def _tensor_struct(
     flush = layout.format.key_flush if prefix == "k" else layout.format.value_flush
     offsets = {section.name: section.offset_bytes for section in layout.sections}
     group = tensor.group_size or layout.head_dim
+    planes = (*tensor.planes, 0)
     return TensorLayout(
         bits=tensor.bits,
+        low_bits=planes[0],
+        high_bits=planes[1],
+        map=MAP[tensor.code],
+        fit=FIT[tensor.fit],
+        number=NUMBER[tensor.number],
+        numbers=len(tensor.metadata),
+        **_level_fields(tensor),
         per_channel=tensor.axis is Axis.CHANNEL,
         group=group if tensor.axis is Axis.CHANNEL else min(group, layout.head_dim),
         keep_tokens=flush.keep_tokens,
         quantum_tokens=flush.quantum_tokens,
         ring_tokens=layout.key_ring_tokens if prefix == "k" else layout.value_ring_tokens,
         codes=offsets[f"{prefix}_codes"],
+        high=offsets.get(f"{prefix}_high", 0),
         scale=offsets.get(f"{prefix}_scale", 0),
         minimum=offsets.get(f"{prefix}_min", 0),
         ring_offset=ring_offset,
         sink_offset=sink_offset,
     )
+
+
+def _level_fields(tensor: TensorFormat) -> dict[str, Any]:
+    """Return the fields that say what codes stand for."""
+    if not tensor.quantized or tensor.code.is_float:
+        return {}
+    levels = tensor.levels
+    fields = {
+        "unit": levels.unit,
+        "centre": levels.centre,
+        "extent": levels.extent,
+        "power": 2.0 ** math.floor(math.log2(levels.extent)) if levels.extent else 0.0,
+        "middle": max(levels.table) / 2,
+    }
+    if MAP[tensor.code] == MAP[Code.INTEGER]:
+        return fields
+    return fields | {
+        "level_count": len(levels.ranked),
+        "lower_ties": sum(lower << index for index, (_, lower) in enumerate(levels.middles)),
+        "table": (c_uint8 * TABLE_LEVELS)(*levels.table),
+        "ranked": (c_uint8 * TABLE_LEVELS)(*levels.ranked),
+        "middles": (c_float * TABLE_LEVELS)(*(middle for middle, _ in levels.middles)),
+    }
 
 
 def batch_struct(cache: LayerCache, batch: Batch) -> BatchCall:

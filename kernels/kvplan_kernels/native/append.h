@@ -324,7 +324,16 @@ void store_value_codes(const Append &a, const Lane &n, uint8_t *slab, int64_t in
   }
 }
 
+#include "fits.h"
+
+#include "append_any.h"
+
 // ---- the parts of an append
+
+// Whether codes are what the functions above store: integers of 8, 4 or 2 bits from minimum to maximum.
+INLINE bool is_range(const kvplan_tensor &t) {
+  return t.fit == KVPLAN_FIT_RANGE && codes_direct(t) && numbers_direct(t);
+}
 
 INLINE const uint8_t *ring_words(const Append &a, const Lane &n, int64_t token) {
   return n.tensor->ring_tokens ? n.ring + token % n.tensor->ring_tokens * a.dim * 2 : nullptr;
@@ -346,6 +355,9 @@ int64_t append_key_pages(const Append &a, const Lane &n, int64_t first, int64_t 
     const int64_t in_page = token % a.layout->block_tokens;
     const int bits = n.tensor->bits, runs = step / LANES;
     if (bits == 16) store_key_values(a, slab + n.tensor->codes + in_page * a.dim * 2, lanes, x[0]);
+    else if (!is_range(*n.tensor) && !n.tensor->per_channel)
+      store_key_any(a, n, slab, in_page, lanes, x[0], &poisoned);
+    else if (!is_range(*n.tensor)) store_key_any_channel(a, n, slab, in_page, runs, x, &poisoned);
     else if (!n.tensor->per_channel && bits == 8) store_key_codes_token<8>(a, n, slab, in_page, lanes, x[0], &poisoned);
     else if (!n.tensor->per_channel && bits == 4) store_key_codes_token<4>(a, n, slab, in_page, lanes, x[0], &poisoned);
     else if (!n.tensor->per_channel) store_key_codes_token<2>(a, n, slab, in_page, lanes, x[0], &poisoned);
@@ -366,6 +378,7 @@ int64_t append_value_pages(const Append &a, const Lane &n, int64_t first, int64_
     const int64_t in_page = token % a.layout->block_tokens;
     const int bits = n.tensor->bits;
     if (bits == 16) store_value_values(a, slab + n.tensor->codes + in_page * a.dim * 2, lanes, x);
+    else if (!is_range(*n.tensor)) store_value_any(a, n, slab, in_page, lanes, x, &poisoned);
     else if (bits == 8) store_value_codes<8>(a, n, slab, in_page, lanes, x, &poisoned);
     else if (bits == 4) store_value_codes<4>(a, n, slab, in_page, lanes, x, &poisoned);
     else store_value_codes<2>(a, n, slab, in_page, lanes, x, &poisoned);

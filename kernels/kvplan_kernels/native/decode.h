@@ -7,8 +7,6 @@
 
 constexpr int TILE_RUNS = 8; // the most; Shape::tile_tokens says how much of it a format uses
 constexpr int TILE = TILE_RUNS * LANES;
-constexpr int DIM_MOST = 256;
-constexpr int GROUPS = 8; // channel groups of one token at most: 256 channels by 32
 constexpr float LOWEST = -1e30f; // running maximum before any token: finite, so that differences stay numbers
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int64_t CHUNK_TILES_MIN = 4; // below, starting a task costs more than it saves
@@ -21,6 +19,9 @@ struct Tile {
   int64_t first, last;  // positions that the tile's segment covers
   const uint8_t *key[TILE_RUNS], *key_scale[TILE_RUNS], *key_minimum[TILE_RUNS];
   const uint8_t *value[TILE_RUNS], *value_scale[TILE_RUNS], *value_minimum[TILE_RUNS];
+  const uint8_t *key_group[TILE_RUNS];               // the same for runs whose channels share scales
+  const uint8_t *slab[TILE_RUNS];                    // of the page, for what is not read as it lies
+  int32_t in_page[TILE_RUNS];
 };
 
 struct Segment { // tokens that lie alike; indices count from `position`
@@ -33,6 +34,19 @@ struct Sequence {
   Segment segments[4];
 };
 
+// How a group's numbers lie in a tile: fp16 in pages, float32 where they were expanded.
+struct NumberPlace {
+  bool single;
+  int64_t group_bytes; // from one channel group to the next
+};
+INLINE F number_of(const NumberPlace &n, const uint8_t *at, int group) {
+  at += group * n.group_bytes;
+  return n.single ? fload((const float *)at) : half_load(at);
+}
+INLINE F channel_number(const NumberPlace &n, const uint8_t *at, int vector) {
+  return n.single ? fload((const float *)at + LANES * vector) : half_load(at + 32 * vector);
+}
+
 struct Shape {
   const kvplan_layout *layout;
   const kvplan_batch *batch;
@@ -43,6 +57,8 @@ struct Shape {
   float factor, cap;            // dot -> log2 score; with softcap, dot -> argument of tanh, and the cap in log2
   int64_t state_floats;
   int tile_tokens;
+  NumberPlace key_numbers, value_numbers;
+  bool expands; // tiles are made what the steps multiply before they do
   int64_t key_page_bytes, value_page_bytes; // of a token's codes or values in pages
 };
 
@@ -141,9 +157,8 @@ INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, 
     for (int j = 0; j < RUNS; j++) {
       F scale = fzero(), minimum = fzero();
       if (!CHANNEL) {
-        const int64_t at = (int64_t)2 * group * s.layout->block_tokens;
-        scale = half_load(now.key_scale[run + j] + at);
-        minimum = half_load(now.key_minimum[run + j] + at);
+        scale = number_of(s.key_numbers, now.key_scale[run + j], group);
+        minimum = number_of(s.key_numbers, now.key_minimum[run + j], group);
       }
 #pragma GCC unroll 4
       for (int r = 0; r < RB; r++) {
@@ -158,12 +173,13 @@ INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, 
 }
 
 // Make the operands of query times scale, and the bias, for the token group that a run belongs to.
-template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const uint8_t *scales, const uint8_t *minima) {
+template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const Tile &now, int run) {
+  const uint8_t *scales = now.key_scale[run], *minima = now.key_minimum[run];
   float scaled[ROWS][DIM_MOST];
   F most[ROWS], bias[ROWS];
   for (int r = 0; r < ROWS; r++) most[r] = bias[r] = fzero();
   for (int v = 0; v < s.vectors; v++) {
-    F scale = half_load(scales + 32 * v), minimum = half_load(minima + 32 * v);
+    F scale = channel_number(s.key_numbers, scales, v), minimum = channel_number(s.key_numbers, minima, v);
     if (v == s.vectors - 1) {
       scale = fselect(s.tail, scale, fzero());
       minimum = fselect(s.tail, minimum, fzero());
@@ -180,7 +196,7 @@ template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const u
   F largest = fmul(fmax4(most), fset(1.0f / OPERAND_MOST));
   fstore(units, largest);
   fstore(inverses, fdiv(fset(1.0f), fmax(largest, fset(1e-37f))));
-  const F middle = fset(0.5f * (float)((1 << s.layout->key.bits) - 1));
+  const F middle = fset(s.layout->key.middle);
   for (int r = 0; r < RB; r++) {
     const F inverse = fset(inverses[r]), unit = fset(-units[r]);
     F rest = fzero();
@@ -199,7 +215,7 @@ template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const u
     rows.channel_unit[r] = units[r] * s.factor;
     rows.channel_bias[r] = biases[r] * s.factor;
   }
-  rows.channel_group = scales;
+  rows.channel_group = now.key_group[run];
 }
 
 template <int BITS, int RB, bool CHANNEL>
@@ -208,9 +224,9 @@ void score_codes(const Shape &s, Rows &rows, const Tile &now, const Tile &next, 
   while (run < now.runs) {
     bool joint = run + KVPLAN_KEY_RUNS <= now.runs;
     if (CHANNEL) {
-      const uint8_t *group = now.key_scale[run];
-      joint = joint && now.key_scale[run + KVPLAN_KEY_RUNS - 1] == group;
-      if (rows.channel_group != group) fill_channel_operands<RB>(s, rows, group, now.key_minimum[run]);
+      const uint8_t *group = now.key_group[run];
+      joint = joint && now.key_group[run + KVPLAN_KEY_RUNS - 1] == group;
+      if (rows.channel_group != group) fill_channel_operands<RB>(s, rows, now, run);
     }
     if (joint) score_codes_runs<BITS, RB, KVPLAN_KEY_RUNS, CHANNEL>(s, rows, now, next, run, out);
     else score_codes_runs<BITS, RB, 1, CHANNEL>(s, rows, now, next, run, out);
@@ -334,11 +350,10 @@ struct Weighted { // weights times V scale of one channel group
 
 template <int RB>
 INLINE void fill_value_operands(const Shape &s, Rows &rows, const Tile &now, const Weights &w, int group, Weighted &o) {
-  const int64_t at = (int64_t)2 * group * s.layout->block_tokens;
   F most[ROWS];
   for (int r = 0; r < ROWS; r++) most[r] = fzero();
   for (int j = 0; j < now.runs; j++) {
-    const F scale = half_load(now.value_scale[j] + at);
+    const F scale = fabs_(number_of(s.value_numbers, now.value_scale[j], group));
 #pragma GCC unroll 4
     for (int r = 0; r < RB; r++) {
       F x = fmul(fload(w.p + r * TILE + j * LANES), scale);
@@ -355,9 +370,10 @@ INLINE void fill_value_operands(const Shape &s, Rows &rows, const Tile &now, con
   for (int r = 0; r < RB; r++) minima[r] = fload(rows.minima + (group * ROWS + r) * LANES);
   for (int j = 0; j < now.runs; j += 2) {
     const bool two = j + 1 < now.runs;
-    const F scale0 = half_load(now.value_scale[j] + at), minimum0 = half_load(now.value_minimum[j] + at);
-    const F scale1 = two ? half_load(now.value_scale[j + 1] + at) : fzero();
-    const F minimum1 = two ? half_load(now.value_minimum[j + 1] + at) : fzero();
+    const F scale0 = number_of(s.value_numbers, now.value_scale[j], group);
+    const F minimum0 = number_of(s.value_numbers, now.value_minimum[j], group);
+    const F scale1 = two ? number_of(s.value_numbers, now.value_scale[j + 1], group) : fzero();
+    const F minimum1 = two ? number_of(s.value_numbers, now.value_minimum[j + 1], group) : fzero();
 #pragma GCC unroll 4
     for (int r = 0; r < RB; r++) {
       const float *p = w.p + r * TILE + j * LANES;
@@ -531,34 +547,36 @@ typedef void (*ScoreFunction)(const Shape &, Rows &, const Tile &, const Tile &,
 typedef void (*WeighFunction)(const Shape &, Rows &, const Tile &, Weights &);
 typedef void (*AddFunction)(const Shape &, Rows &, const Tile &, const Tile &, Weights &);
 
+// The bits of the codes that the steps are handed: 16 for values, 8 for levels that were expanded.
+INLINE int step_bits(const kvplan_tensor &t) {
+  return t.bits == 16 || is_float(t) ? 16 : codes_direct(t) ? t.bits : 8;
+}
+
 template <int RB> ScoreFunction choose_score(const kvplan_layout &l, int store) {
+  const int bits = store == STORE_VALUES ? 16 : step_bits(l.key);
 #ifdef KVPLAN_AMX
-  if ((store == STORE_VALUES || l.key.bits == 16) && l.float_type == KVPLAN_BF16) return score_values_tiles<RB>;
+  if (bits == 16 && l.float_type == KVPLAN_BF16) return score_values_tiles<RB>;
   const bool chunks = l.key.per_channel || l.key.group % CHUNK == 0 || l.key.group >= l.head_dim;
-  if (store == STORE_CODES && l.key.bits < 16 && chunks) {
-    if (l.key.bits == 8) return l.key.per_channel ? score_codes_tiles<8, RB, true> : score_codes_tiles<8, RB, false>;
-    if (l.key.bits == 4) return l.key.per_channel ? score_codes_tiles<4, RB, true> : score_codes_tiles<4, RB, false>;
+  if (bits < 16 && chunks) {
+    if (bits == 8) return l.key.per_channel ? score_codes_tiles<8, RB, true> : score_codes_tiles<8, RB, false>;
+    if (bits == 4) return l.key.per_channel ? score_codes_tiles<4, RB, true> : score_codes_tiles<4, RB, false>;
     return l.key.per_channel ? score_codes_tiles<2, RB, true> : score_codes_tiles<2, RB, false>;
   }
 #endif
-  if (store == STORE_VALUES || l.key.bits == 16)
-    return l.float_type == KVPLAN_BF16 ? score_values<KVPLAN_BF16, RB> : score_values<KVPLAN_FP16, RB>;
-  if (l.key.bits == 8) return l.key.per_channel ? score_codes<8, RB, true> : score_codes<8, RB, false>;
-  if (l.key.bits == 4) return l.key.per_channel ? score_codes<4, RB, true> : score_codes<4, RB, false>;
+  if (bits == 16) return l.float_type == KVPLAN_BF16 ? score_values<KVPLAN_BF16, RB> : score_values<KVPLAN_FP16, RB>;
+  if (bits == 8) return l.key.per_channel ? score_codes<8, RB, true> : score_codes<8, RB, false>;
+  if (bits == 4) return l.key.per_channel ? score_codes<4, RB, true> : score_codes<4, RB, false>;
   return l.key.per_channel ? score_codes<2, RB, true> : score_codes<2, RB, false>;
 }
 
 template <int RB> AddFunction choose_add(const kvplan_layout &l, int store) {
+  const int bits = store == STORE_VALUES ? 16 : step_bits(l.value);
 #ifdef KVPLAN_AMX
-  if ((store == STORE_VALUES || l.value.bits == 16) && l.float_type == KVPLAN_BF16) return add_values_tiles<RB>;
-  if (store == STORE_CODES && l.value.bits < 16)
-    return l.value.bits == 8   ? add_codes_tiles<8, RB>
-           : l.value.bits == 4 ? add_codes_tiles<4, RB>
-                               : add_codes_tiles<2, RB>;
+  if (bits == 16 && l.float_type == KVPLAN_BF16) return add_values_tiles<RB>;
+  if (bits < 16) return bits == 8 ? add_codes_tiles<8, RB> : bits == 4 ? add_codes_tiles<4, RB> : add_codes_tiles<2, RB>;
 #endif
-  if (store == STORE_VALUES || l.value.bits == 16)
-    return l.float_type == KVPLAN_BF16 ? add_values<KVPLAN_BF16, RB> : add_values<KVPLAN_FP16, RB>;
-  return l.value.bits == 8 ? add_codes<8, RB> : l.value.bits == 4 ? add_codes<4, RB> : add_codes<2, RB>;
+  if (bits == 16) return l.float_type == KVPLAN_BF16 ? add_values<KVPLAN_BF16, RB> : add_values<KVPLAN_FP16, RB>;
+  return bits == 8 ? add_codes<8, RB> : bits == 4 ? add_codes<4, RB> : add_codes<2, RB>;
 }
 
 struct Steps {
@@ -573,4 +591,5 @@ template <int RB> Steps choose_steps(const kvplan_layout &l) {
           {choose_add<RB>(l, STORE_CODES), choose_add<RB>(l, STORE_VALUES)}};
 }
 
+#include "decode_expand.h"
 #include "decode_tasks.h"

@@ -103,9 +103,8 @@ INLINE void finish_scores(const Shape &s, const Rows &rows, const Tile &now, int
   for (int j = 0; j < count; j++) {
     F scale = fzero(), minimum = fzero();
     if (!CHANNEL) {
-      const int64_t at = (int64_t)2 * group * s.layout->block_tokens;
-      scale = half_load(now.key_scale[run + j] + at);
-      minimum = half_load(now.key_minimum[run + j] + at);
+      scale = number_of(s.key_numbers, now.key_scale[run + j], group);
+      minimum = number_of(s.key_numbers, now.key_minimum[run + j], group);
     }
 #pragma GCC unroll 4
     for (int r = 0; r < RB; r++) {
@@ -122,7 +121,7 @@ INLINE void finish_scores(const Shape &s, const Rows &rows, const Tile &now, int
 template <bool CHANNEL> INLINE int batch_runs(const Tile &now, int run) {
   const int most = now.runs - run < BATCH ? now.runs - run : BATCH;
   int count = 1;
-  while (count < most && (!CHANNEL || now.key_scale[run + count] == now.key_scale[run])) count++;
+  while (count < most && (!CHANNEL || now.key_group[run + count] == now.key_group[run])) count++;
   return count;
 }
 
@@ -156,8 +155,7 @@ void score_codes_tiles(const Shape &s, Rows &rows, const Tile &now, const Tile &
   for (int run = 0, chunk = 0, unit = 0; run < now.runs; unit++) {
     const int count = batch_runs<CHANNEL>(now, run), group = chunk / chunks_per_group;
     if (!direct && fill_run < now.runs) fill(stages[(unit + 1) & 1]);
-    if (CHANNEL && !chunk && rows.channel_group != now.key_scale[run])
-      fill_channel_operands<RB>(s, rows, now.key_scale[run], now.key_minimum[run]);
+    if (CHANNEL && !chunk && rows.channel_group != now.key_group[run]) fill_channel_operands<RB>(s, rows, now, run);
     if (chunk % chunks_per_group == 0) clear_sums();
     _tile_loadd(0, operands + chunk * CHUNK, DIM_MOST);
 #pragma GCC unroll 4

@@ -15,16 +15,20 @@ INLINE void locate_pages(const Shape &s, int sequence, int head, uint32_t token,
   const uint8_t *slab = slab_of(s, sequence, head, page);
   for (int j = 0; j < t.runs; j++) {
     if (key) {
-      const int64_t at = 2 * (l.key.per_channel ? (int64_t)(in_page / (uint32_t)l.key.group) * s.dim : in_page);
+      const int64_t group = l.key.per_channel ? (int64_t)(in_page / (uint32_t)l.key.group) * s.dim : in_page;
+      const int64_t at = number_bytes(l.key.number) * group;
       t.key[j] = slab + l.key.codes + in_page * s.key_page_bytes;
       t.key_scale[j] = slab + l.key.scale + at;
       t.key_minimum[j] = slab + l.key.minimum + at;
+      t.key_group[j] = t.key_scale[j];
     }
     if (value) {
       t.value[j] = slab + l.value.codes + in_page * s.value_page_bytes;
-      t.value_scale[j] = slab + l.value.scale + 2 * in_page;
-      t.value_minimum[j] = slab + l.value.minimum + 2 * in_page;
+      t.value_scale[j] = slab + l.value.scale + number_bytes(l.value.number) * in_page;
+      t.value_minimum[j] = slab + l.value.minimum + number_bytes(l.value.number) * in_page;
     }
+    t.slab[j] = slab;
+    t.in_page[j] = in_page;
     in_page += LANES;
     if (in_page == block && j + 1 < t.runs) {
       in_page = 0;
@@ -70,7 +74,7 @@ INLINE void fill_tile(const Shape &s, const Sequence &q, int sequence, int head,
   t.key_store = g.key_paged && s.layout->key.bits < 16 ? STORE_CODES : STORE_VALUES;
   t.value_store = g.value_paged && s.layout->value.bits < 16 ? STORE_CODES : STORE_VALUES;
   for (int j = 0; j < t.runs; j++)
-    t.key_scale[j] = t.key_minimum[j] = t.value_scale[j] = t.value_minimum[j] = s.batch->pages;
+    t.key_scale[j] = t.key_minimum[j] = t.value_scale[j] = t.value_minimum[j] = t.key_group[j] = s.batch->pages;
   locate(s, sequence, head, g, first, t);
   for (int j = t.runs; j < TILE_RUNS; j++) { // never read, but prefetched
     t.key[j] = t.key[0];
@@ -124,7 +128,7 @@ void plan_sequence(const Shape &s, int sequence, Sequence &q) {
 // Round a row to operands; keep the sums, per channel group, of the row and of what rounding took.
 INLINE void fill_operands(const Shape &s, Rows &rows, int r, float unit) {
   const F inverse = fset(unit > 1e-37f ? 1.0f / unit : 0.0f), step = fset(-unit);
-  const float middle = 0.5f * (float)((1 << (s.layout->key.bits & 15)) - 1);
+  const float middle = s.layout->key.middle;
   const int per_group = s.key_groups == 1 ? s.vectors : s.layout->key.group / LANES;
   F sum = fzero(), rest = fzero();
   for (int v = 0; v < s.vectors; v += 2) {
@@ -132,8 +136,17 @@ INLINE void fill_operands(const Shape &s, Rows &rows, int r, float unit) {
     const F x = fload(rows.query[r] + at), y = v + 1 < s.vectors ? fload(rows.query[r] + at + LANES) : fzero();
     const I x_operands = ftoi(fmul(x, inverse)), y_operands = ftoi(fmul(y, inverse));
     quads_store(rows.operands[0][r] + at, rows.operands[1][r] + at, x_operands, y_operands);
+    const F x_rest = fma(itof(x_operands), step, x), y_rest = fma(itof(y_operands), step, y);
+    if (per_group == 1) { // a group to each vector
+      rows.sums[v][r] = fsum(x) * s.factor;
+      rows.rests[v][r] = fsum(x_rest) * s.factor * middle;
+      if (v + 1 == s.vectors) break;
+      rows.sums[v + 1][r] = fsum(y) * s.factor;
+      rows.rests[v + 1][r] = fsum(y_rest) * s.factor * middle;
+      continue;
+    }
     sum = fadd(sum, fadd(x, y));
-    rest = fadd(rest, fadd(fma(itof(x_operands), step, x), fma(itof(y_operands), step, y)));
+    rest = fadd(rest, fadd(x_rest, y_rest));
     if ((v + 2) % per_group && v + 2 < s.vectors) continue;
     rows.sums[v / per_group][r] = fsum(sum) * s.factor;
     rows.rests[v / per_group][r] = fsum(rest) * s.factor * middle;
@@ -191,29 +204,34 @@ INLINE void clear_state(const Shape &s, Rows &rows, float *state) {
 
 // The channels' scales and minima of one group of tokens lie together, over several lines.
 INLINE void prefetch_channels(const Shape &s, const uint8_t *scales, const uint8_t *minima) {
-  for (int64_t at = 0; at < 2 * s.dim; at += 64) {
+  for (int64_t at = 0; at < number_bytes(s.layout->key.number) * s.dim; at += 64) {
     prefetch(scales + at);
     prefetch(minima + at);
   }
 }
 
 // The tokens' scales and minima of every group of channels.
-INLINE void prefetch_tokens(const Shape &s, int groups, const uint8_t *scales, const uint8_t *minima) {
-  for (int64_t at = 0; at < 2 * groups * s.layout->block_tokens; at += 2 * s.layout->block_tokens) {
+INLINE void prefetch_tokens(const Shape &s, const kvplan_tensor &t, int groups, const uint8_t *scales,
+                            const uint8_t *minima) {
+  const int64_t bytes = (int64_t)number_bytes(t.number) * s.layout->block_tokens;
+  for (int64_t at = 0; at < groups * bytes; at += bytes) {
     prefetch(scales + at);
-    prefetch(minima + at);
+    if (t.numbers == 2) prefetch(minima + at);
   }
 }
 
 INLINE void prefetch_metadata(const Shape &s, const Tile &t) {
-  const bool key = t.key_store == STORE_CODES, value = t.value_store == STORE_CODES;
+  const kvplan_tensor &k = s.layout->key, &v = s.layout->value;
+  const bool key = t.key_store == STORE_CODES && k.numbers, value = t.value_store == STORE_CODES && v.numbers;
   for (int j = 0; j < t.runs; j++) {
-    if (key && !s.layout->key.per_channel) prefetch_tokens(s, s.key_groups, t.key_scale[j], t.key_minimum[j]);
+    if (key && !s.layout->key.per_channel) prefetch_tokens(s, k, s.key_groups, t.key_scale[j], t.key_minimum[j]);
     else if (key && (j == 0 || t.key_scale[j] != t.key_scale[j - 1]))
       prefetch_channels(s, t.key_scale[j], t.key_minimum[j]);
-    if (value) prefetch_tokens(s, s.value_groups, t.value_scale[j], t.value_minimum[j]);
+    if (value) prefetch_tokens(s, v, s.value_groups, t.value_scale[j], t.value_minimum[j]);
   }
 }
+
+INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 struct Work {
   Shape shape;
@@ -228,21 +246,23 @@ struct Work {
   int64_t next; // task to take
 };
 
-void run_tiles(const Work &work, Rows *rows, int sequence, int head, int64_t first, int64_t last) {
+void run_tiles(const Work &work, Rows *rows, Expanded *expanded, int sequence, int head, int64_t first, int64_t last) {
   const Shape &s = work.shape;
   const Sequence &q = work.sequences[sequence];
-  Tile tiles[2];
+  Tile tiles[2], unexpanded;
   Weights w;
   if (first < last) fill_tile(s, q, sequence, head, first, tiles[0]);
   for (int64_t i = first; i < last; i++) {
-    const Tile &now = tiles[(i - first) & 1];
+    Tile &now = tiles[(i - first) & 1];
     Tile &next = tiles[(i - first + 1) & 1];
     if (i + 1 < last) fill_tile(s, q, sequence, head, i + 1, next);
     else next = now;
     prefetch_metadata(s, next);
+    if (s.expands) expand_tile(s, now, next, unexpanded, *expanded);
+    const Tile &following = s.expands ? unexpanded : next;
     for (int b = 0; b < s.blocks; b++) {
       const Steps &steps = work.steps[rows[b].count];
-      const Tile &ahead = b ? now : next;
+      const Tile &ahead = b ? now : following;
       see(rows[b], now, w);
       steps.score[now.key_store](s, rows[b], now, ahead, w.p);
       steps.weigh(s, rows[b], now, w);
@@ -316,6 +336,7 @@ void run_task(Work &work, int64_t task, uint8_t *scratch) {
   const int head = (int)((task - q.task) / q.chunks);
   const int64_t chunk = (task - q.task) % q.chunks;
   Rows *rows = (Rows *)scratch;
+  Expanded *expanded = (Expanded *)(scratch + rounded(s.blocks * sizeof(Rows)));
   float *states = work.states + task * s.blocks * s.state_floats;
   for (int b = 0; b < s.blocks; b++) {
     fill_rows(s, sequence, head, b, rows[b]);
@@ -325,7 +346,7 @@ void run_task(Work &work, int64_t task, uint8_t *scratch) {
       rows[b].scores[r] = work.scores ? work.scores + (row + r) * s.call->received_tokens : nullptr;
   }
   const int64_t last = kvplan_least(q.tiles, (chunk + 1) * q.chunk_tiles);
-  run_tiles(work, rows, sequence, head, chunk * q.chunk_tiles, last);
+  run_tiles(work, rows, expanded, sequence, head, chunk * q.chunk_tiles, last);
   int32_t *done = work.done + (int64_t)sequence * heads + head;
   if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < q.chunks) return;
   const float *first_state = work.states + (task - chunk) * s.blocks * s.state_floats;
@@ -347,6 +368,11 @@ void run_tasks(Work &work, int thread) {
   tiles_end(&before);
 }
 
+INLINE NumberPlace place_of(const kvplan_layout &l, const kvplan_tensor &t) {
+  if (numbers_direct(t)) return {false, (int64_t)2 * l.block_tokens};
+  return {true, (int64_t)sizeof(float) * EXPAND_TOKENS};
+}
+
 Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decode_call &c) {
   Shape s;
   s.layout = &l;
@@ -358,16 +384,18 @@ Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decod
   s.ratio = c.query_heads / l.kv_heads;
   s.rows = c.queries * s.ratio;
   s.blocks = (s.rows + KVPLAN_BLOCK_ROWS - 1) / KVPLAN_BLOCK_ROWS;
-  s.key_groups = l.key.bits == 16 || l.key.per_channel ? 1 : (l.head_dim + l.key.group - 1) / l.key.group;
-  s.value_groups = l.value.bits == 16 ? 1 : (l.head_dim + l.value.group - 1) / l.value.group;
+  s.key_groups = step_bits(l.key) == 16 || l.key.per_channel ? 1 : (l.head_dim + l.key.group - 1) / l.key.group;
+  s.value_groups = step_bits(l.value) == 16 ? 1 : (l.head_dim + l.value.group - 1) / l.value.group;
   s.tail = lanes_between(0, l.head_dim - (s.vectors - 1) * LANES);
   s.factor = c.softcap > 0 ? c.scale / c.softcap : c.scale * LOG2_E;
   s.cap = c.softcap * LOG2_E;
   s.state_floats = LANES + ROWS * LANES * (1 + s.value_groups) + ROWS * s.padded;
   // Few bits leave room in the first cache for more tokens, which share what a tile costs once.
-  s.tile_tokens = l.key.bits <= 4 && l.value.bits <= 4 ? 128 : 64;
-  const int64_t key_words = (l.head_dim * l.key.bits + 31) / 32;
-  s.key_page_bytes = key_words * 4;
+  s.expands = tensor_expands(l.key) || tensor_expands(l.value);
+  s.tile_tokens = s.expands ? EXPAND_TOKENS : l.key.bits <= 4 && l.value.bits <= 4 ? 128 : 64;
+  s.key_numbers = place_of(l, l.key);
+  s.value_numbers = place_of(l, l.value);
+  s.key_page_bytes = 4 * key_words(l.head_dim, l.key.low_bits);
   s.value_page_bytes = l.head_dim * l.value.bits / 8;
   return s;
 }
@@ -392,8 +420,6 @@ void plan_tasks(Work &work, int threads) {
   }
 }
 
-INLINE int64_t rounded(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 int64_t decode(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decode_call &c) {
   if (!b.sequences) return 0;
   Work work;
@@ -410,7 +436,7 @@ int64_t decode(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decod
   work.steps[3] = choose_steps<3>(l);
   work.steps[4] = choose_steps<4>(l);
 #endif
-  work.scratch_bytes = rounded(s.blocks * sizeof(Rows));
+  work.scratch_bytes = rounded(s.blocks * sizeof(Rows)) + (s.expands ? rounded(sizeof(Expanded)) : 0);
   const int64_t pairs = (int64_t)b.sequences * l.kv_heads, row_count = pairs * s.rows;
   const int64_t state_bytes = rounded(work.tasks * s.blocks * s.state_floats * sizeof(float));
   const int64_t score_bytes = c.received ? rounded((row_count + ROWS) * c.received_tokens * sizeof(float)) : 0;

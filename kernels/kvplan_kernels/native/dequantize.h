@@ -14,14 +14,51 @@ struct Dequantize {
 struct Held {
   const uint8_t *words, *scale, *minimum;
   int bits;
+  const uint8_t *slab; // of the page
+  int64_t in_page;
 };
 
 INLINE void store_row(const Dequantize &d, uint16_t *to, int v, F x) {
   short_store(to + v * LANES, v == d.vectors - 1 ? d.tail : ALL, to_bits(x, d.layout->float_type));
 }
 
+// The numbers of one channel group of sixteen tokens.
+INLINE Numbers token_numbers(const Dequantize &d, const kvplan_tensor &t, const Held &h, int group) {
+  const int64_t at = (int64_t)number_bytes(t.number) * group * d.layout->block_tokens;
+  return numbers_load(t, h.scale + at, h.minimum + at);
+}
+
+INLINE F level_value(I levels, int byte, F scale, F minimum) {
+  return fadd(fmul(itof(iand(ishr(levels, 8 * byte), iset(0xff))), scale), minimum);
+}
+
+// Codes of any plane and map, as levels first.
+void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
+  const kvplan_tensor &t = d.layout->key;
+  uint8_t levels[DIM_MOST * LANES];
+  float scales[DIM_MOST], minima[DIM_MOST];
+  choose_levels(t)(t, key_planes(t, d.dim, h.slab, h.in_page), d.dim / 4, 1, ALL, levels, 64);
+  for (int v = 0; t.per_channel && v < d.vectors; v++) {
+    const int64_t at = (int64_t)number_bytes(t.number) * LANES * v;
+    const Numbers n = numbers_load(t, h.scale + at, h.minimum + at);
+    fstore(scales + v * LANES, n.scale);
+    fstore(minima + v * LANES, n.minimum);
+  }
+  Numbers n = {fzero(), fzero()};
+  for (int c = 0; c < d.dim; c++) {
+    const I quad = iload(levels + 64 * (c / 4));
+    if (t.per_channel) n = {fset(scales[c]), fset(minima[c])};
+    else if (t.numbers && c % t.group == 0) n = token_numbers(d, t, h, c / t.group);
+    fstore(x[c], is_float(t) ? code_float(t, quad, c % 4) : level_value(quad, c % 4, n.scale, n.minimum));
+  }
+}
+
 void read_key_run(const Dequantize &d, const Held &h, KeyRun x) {
   const kvplan_tensor &t = d.layout->key;
+  if (h.bits < 16 && tensor_expands(t)) {
+    read_key_any(d, h, x);
+    return;
+  }
   if (h.bits == 16) {
     for (int w = 0; w < d.dim / 2; w++) {
       const I word = iload(h.words + 64 * w);
@@ -64,7 +101,31 @@ void dequantize_key_run(const Dequantize &d, const Held &h, Mask lanes, uint16_t
   }
 }
 
+void dequantize_value_any(const Dequantize &d, const Held &h, Mask lanes, uint16_t *rows) {
+  const kvplan_tensor &t = d.layout->value;
+  uint8_t levels[DIM_MOST * LANES];
+  choose_levels(t)(t, value_planes(t, d.dim, h.slab, h.in_page), 4, d.vectors, d.tail, levels, 4 * d.dim);
+  for (int v = 0; v < d.vectors; v++) {
+    float scales[LANES] = {}, minima[LANES] = {};
+    if (t.numbers) {
+      const Numbers n = token_numbers(d, t, h, v * LANES / t.group);
+      fstore(scales, n.scale);
+      fstore(minima, n.minimum);
+    }
+    for (int i = 0; i < LANES; i++) {
+      if (!(lanes >> i & 1)) continue;
+      const I quad = iload_part(levels + (int64_t)4 * d.dim * (i / 4) + 64 * v, v == d.vectors - 1 ? d.tail : ALL);
+      store_row(d, rows + (int64_t)i * d.dim, v,
+                is_float(t) ? code_float(t, quad, i % 4) : level_value(quad, i % 4, fset(scales[i]), fset(minima[i])));
+    }
+  }
+}
+
 void dequantize_value_run(const Dequantize &d, const Held &h, Mask lanes, uint16_t *rows) {
+  if (h.bits < 16 && tensor_expands(d.layout->value)) {
+    dequantize_value_any(d, h, lanes, rows);
+    return;
+  }
   const int elements = 32 / h.bits, group = h.bits < 16 ? d.layout->value.group : d.dim;
   const int64_t stride = (int64_t)2 * d.layout->block_tokens;
   for (int v = 0; v < d.vectors; v++) {
@@ -96,17 +157,17 @@ Held find_run(const Dequantize &d, int sequence, int head, bool key, bool sinks,
   const int64_t slot = d.batch->slot_ids[sequence], row_bytes = 2 * d.dim;
   if (sinks)
     return {d.batch->sinks + slot * l.sink_bytes + head * l.sink_head_bytes + t.sink_offset + token * row_bytes,
-            nullptr, nullptr, 16};
+            nullptr, nullptr, 16, nullptr, 0};
   if (!paged)
     return {d.batch->ring + slot * l.ring_bytes + head * l.ring_head_bytes + t.ring_offset +
                 token % t.ring_tokens * row_bytes,
-            nullptr, nullptr, 16};
+            nullptr, nullptr, 16, nullptr, 0};
   const int32_t *table = d.batch->block_tables + (int64_t)sequence * d.batch->table_width;
   const uint8_t *slab = d.batch->pages + table[token / l.block_tokens] * l.page_bytes + head * l.slab_bytes;
-  const int64_t in_page = token % l.block_tokens, per_word = 32 / t.bits;
-  const int64_t words = key ? (d.dim + per_word - 1) / per_word * 4 * in_page : in_page * t.bits / 8 * d.dim;
-  const int64_t at = 2 * (t.per_channel ? in_page / t.group * d.dim : in_page);
-  return {slab + t.codes + words, slab + t.scale + at, slab + t.minimum + at, t.bits};
+  const int64_t in_page = token % l.block_tokens;
+  const int64_t words = key ? 4 * key_words(d.dim, t.low_bits) * in_page : in_page * t.bits / 8 * d.dim;
+  const int64_t at = number_bytes(t.number) * (t.per_channel ? in_page / t.group * d.dim : in_page);
+  return {slab + t.codes + words, slab + t.scale + at, slab + t.minimum + at, t.bits, slab, in_page};
 }
 
 void dequantize_span(const Dequantize &d, int sequence, int head, bool key, bool sinks, bool paged, int64_t first,

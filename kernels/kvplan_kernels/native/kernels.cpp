@@ -31,6 +31,8 @@ namespace {
 #endif
 #include "vectors.h"
 
+#include "stored.h"
+
 #include "rotate.h"
 
 #include "decode.h"

@@ -69,6 +69,23 @@ INLINE void istore_part(void *p, Mask m, I x) {
   _mm256_maskstore_epi32((int *)p, lanes8(m), x.a);
   _mm256_maskstore_epi32((int *)p + 8, lanes8(m >> 8), x.b);
 }
+INLINE F fsqrt(F x) { return {_mm256_sqrt_ps(x.a), _mm256_sqrt_ps(x.b)}; }
+INLINE I byte_load(const void *p) {
+  const __m128i bytes = _mm_loadu_si128((const __m128i *)p);
+  return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
+}
+INLINE void byte_store(void *p, Mask m, I x) {
+  int32_t lanes[16];
+  _mm256_storeu_si256((__m256i *)lanes, x.a);
+  _mm256_storeu_si256((__m256i *)lanes + 1, x.b);
+  for (int i = 0; i < 16; i++)
+    if (m >> i & 1) ((uint8_t *)p)[i] = (uint8_t)lanes[i];
+}
+// The byte of a table of 16 that each byte, at most 15, names.
+INLINE I table_bytes(const uint8_t *table, I x) {
+  const __m256i both = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+  return {_mm256_shuffle_epi8(both, x.a), _mm256_shuffle_epi8(both, x.b)};
+}
 INLINE I iadd(I x, I y) { return {_mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b)}; }
 INLINE I isub(I x, I y) { return {_mm256_sub_epi32(x.a, y.a), _mm256_sub_epi32(x.b, y.b)}; }
 INLINE I iand(I x, I y) { return {_mm256_and_si256(x.a, y.a), _mm256_and_si256(x.b, y.b)}; }

@@ -83,6 +83,13 @@ INLINE I iload(const void *p) { return _mm512_loadu_si512(p); }
 INLINE I iload_part(const void *p, Mask m) { return _mm512_maskz_loadu_epi32((__mmask16)m, p); }
 INLINE void istore_part(void *p, Mask m, I a) { _mm512_mask_storeu_epi32(p, (__mmask16)m, a); }
 INLINE F fload_part(const float *p, Mask m) { return _mm512_maskz_loadu_ps((__mmask16)m, p); }
+INLINE F fsqrt(F a) { return _mm512_sqrt_ps(a); }
+INLINE I byte_load(const void *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+INLINE void byte_store(void *p, Mask m, I a) { _mm_mask_storeu_epi8(p, (__mmask16)m, _mm512_cvtepi32_epi8(a)); }
+// The byte of a table of 16 that each byte, at most 15, names.
+INLINE I table_bytes(const uint8_t *table, I x) {
+  return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table)), x);
+}
 INLINE I iadd(I a, I b) { return _mm512_add_epi32(a, b); }
 INLINE I isub(I a, I b) { return _mm512_sub_epi32(a, b); }
 INLINE I iand(I a, I b) { return _mm512_and_si512(a, b); }

@@ -87,6 +87,28 @@ INLINE I ishr(I a, int n) { return (I)((U)a >> n); }
 INLINE I isar(I a, int n) { return a >> n; }
 INLINE I iselect(Mask m, I a, I b) { return lanes(m) ? a : b; }
 INLINE F fload_part(const float *p, Mask m) { return fbits(iload_part(p, m)); }
+INLINE F fsqrt(F a) {
+  F x;
+  for (int i = 0; i < 16; i++) x[i] = sqrtf(a[i]);
+  return x;
+}
+INLINE I byte_load(const void *p) {
+  I x;
+  for (int i = 0; i < 16; i++) x[i] = ((const uint8_t *)p)[i];
+  return x;
+}
+INLINE void byte_store(void *p, Mask m, I x) {
+  for (int i = 0; i < 16; i++)
+    if (m >> i & 1) ((uint8_t *)p)[i] = (uint8_t)x[i];
+}
+// The byte of a table of 16 that each byte, at most 15, names.
+INLINE I table_bytes(const uint8_t *table, I x) {
+  uint8_t names[64];
+  __builtin_memcpy(names, &x, 64);
+  for (int i = 0; i < 64; i++) names[i] = table[names[i] & 15];
+  __builtin_memcpy(&x, names, 64);
+  return x;
+}
 
 INLINE F ftimes_power(F p, F n) { return p * fbits((ftoi(n) + 127) << 23); } // p * 2^n, n within -126 to 127
 INLINE float fsum(F x) {
