@@ -6,7 +6,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -32,11 +31,10 @@ from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.dequantize import gpu as gpu_dequantize
 from kvplan_kernels.dequantize.reference import dequantize
 from kvplan_kernels.format import FloatType, UnsupportedError, parse
-from kvplan_kernels.gpu import targets, unpack
+from kvplan_kernels.gpu import targets
 from kvplan_kernels.inputs import Inputs, make_inputs
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.recorded import CALLS, KERNELS, Call, launches_of
-from kvplan_kernels.rows import plane_shifts
 
 ON_GPU = "KVPLAN_TEST_GPU" in os.environ
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -189,7 +187,8 @@ def assert_all_agree(case: Case, assert_decode_agrees: Callable[..., None]) -> N
 def test_every_way_to_store_agrees(index: int, assert_decode_agrees: Callable[..., None]) -> None:
     name, shape = STORED_NAMES[index], index % 3
     case = replace(
-        SMALL, format=f"{name}-r{shape}-s{2 * shape}", head_dim=(32, 40, 64)[shape], block_tokens=128 if "g128" in name else 64,
+        SMALL, format=f"{name}-r{shape}-s{2 * shape}", head_dim=(32, 40, 64)[shape],
+        block_tokens=128 if "g128" in name else 64,
         lengths=((5,), (70,))["kivi" in name], received=shape == 0, positions=shape == 1,
         data=(Data.NORMAL, Data.OUTLIERS, Data.OFFSET)[index // 3 % 3], float_type=tuple(FloatType)[index % 2],
     )  # fmt: skip
@@ -440,37 +439,3 @@ def test_more_sequences_than_a_launch_takes_are_refused() -> None:
 )
 def test_the_fewest_splits_that_fill_the_device(pairs: int, tokens: int, tile: int, programs: int, splits: int) -> None:
     assert gpu.split_count(pairs, tokens, tile, programs) == splits
-
-
-def evaluate(text: str, pairs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return what the PTX *text* makes of registers that hold two words each."""
-    registers = {"$1": pairs.astype(np.uint64)}
-    for line in text.strip("{} ").split(";"):
-        name, *operands = line.replace(",", " ").split() or [""]
-        if name == "shr.u32":
-            registers[operands[0]] = registers[operands[1]] >> np.uint64(int(operands[2]))
-        elif name == "mov.b32":
-            registers[operands[0]] = registers[operands[1]]
-        elif name == "lop3.b32":
-            assert int(operands[4], 16) == 0xEA  # (a and b) or c: 0xF0 & 0xCC | 0xAA
-            mask, base = (np.uint64(int(number, 16)) for number in operands[2:4])
-            registers[operands[0]] = (registers[operands[1]] & mask) | base
-        else:
-            assert name in ("", ".reg")
-    return registers["$0"]
-
-
-@pytest.mark.parametrize(("bits", "shift"), [(b, s) for b in (8, 4, 2) for row in plane_shifts(b) for s in row])
-def test_both_ways_to_unpack_are_equal_for_every_word(bits: int, shift: int) -> None:
-    words = np.arange(65536, dtype=np.uint64)
-    exponent, mask = (0x6400 if bits == 8 else 0x4300), (1 << bits) - 1
-    plain = ((words >> np.uint64(shift)) & np.uint64(mask)) | np.uint64(exponent)
-    text = unpack.asm_text(shift, mask, exponent)
-    for other in (np.uint64(0), np.uint64(0xFFFF)):
-        low, high = evaluate(text, words | other << np.uint64(16)), evaluate(text, words << np.uint64(16) | other)
-        assert np.array_equal(low & np.uint64(0xFFFF), plain)
-        assert np.array_equal(high >> np.uint64(16), plain)
-    floats = torch.from_numpy(plain.astype(np.uint16).view(np.int16))
-    values = floats.view(torch.float16 if bits == 8 else torch.bfloat16).float()
-    codes = torch.from_numpy(((words >> np.uint64(shift)) & np.uint64(mask)).astype(np.float32))
-    assert torch.equal(values, codes + (1024 if bits == 8 else 128))
