@@ -37,6 +37,9 @@ def evaluate(text: str, *inputs: Words, outputs: int = 1) -> list[Words]:
         to, *given = operands[0], *(value(operand) for operand in operands[1:])
         if name == "lop3.b32":
             found = LOOK_UP[int(given[3])](*given[:3])
+        elif name == "fma.rn.bf16x2":
+            found = multiplied(given[0], given[1])
+            assert (given[2] == 0x80008000).all()  # -0, which changes no product
         elif name == "prmt.b32":
             both, found = given[0] | given[1] << np.uint64(32), np.uint64(0)
             for i in range(4):
@@ -53,6 +56,17 @@ def evaluate(text: str, *inputs: Words, outputs: int = 1) -> list[Words]:
             }[name](*given)
         registers[to] = found & np.uint64(0xFFFFFFFF)
     return [registers[f"${i}"] for i in range(outputs)]
+
+
+def multiplied(x: Words, y: Words) -> Words:
+    """Return products of pairs of bf16 that are exact."""
+    found = np.uint64(0)
+    for up in (np.uint64(0), np.uint64(16)):
+        a, b = ((pair >> up & np.uint64(0xFFFF)).astype(np.uint32) << 16 for pair in np.broadcast_arrays(x, y))
+        product = (a.view(np.float32) * b.view(np.float32)).view(np.uint32)
+        assert not (product & 0xFFFF).any()
+        found = found | (product >> 16).astype(np.uint64) << up
+    return found  # type: ignore[return-value]  # arrays, once one was added
 
 
 def tensor_of(name: str) -> TensorGeometry:
@@ -83,6 +97,8 @@ def levels_of(name: str, codes: Words) -> NDArray[Any]:
 def asm_words(name: str, tensor: TensorGeometry, low: Words, high: Words, place: int, k: int) -> Words:
     """Return what the PTX that the kernels hand to NVIDIA's compiler makes of pairs of words."""
     exponent, shift = unpack.exponent_of(tensor), unpack.shift_of(tensor.low, place, tensor.planes, k)
+    if tensor.signed:
+        return evaluate(unpack.e2m1_asm_text(shift), low)[0]
     if tensor.table:
         return evaluate(unpack.look_up_asm_text(tensor.table, tensor.bits, place, exponent), low, high, outputs=4)[k]
     if not tensor.high.bits:
@@ -91,6 +107,12 @@ def asm_words(name: str, tensor: TensorGeometry, low: Words, high: Words, place:
     return evaluate(
         unpack.two_planes_asm_text(tensor.low.bits, shift, tensor.high.bits, high_shift, exponent), low, high
     )[0]
+
+
+def values_of(tensor: TensorGeometry, floats: torch.Tensor) -> NDArray[Any]:
+    """Return what 16-bit patterns stand for as operands of the tensor's products."""
+    found: NDArray[Any] = floats.view(torch.float16 if tensor.half else torch.bfloat16).float().numpy()
+    return found
 
 
 @triton.jit
@@ -111,13 +133,13 @@ def test_both_ways_to_unpack_give_each_codes_level(name: str) -> None:
         for k in range(tensor.planes):
             levels = levels_of(name, codes_of(tensor, low, high, place, k))
             unpack_all[(1,)](*held, floats, place=place, k=k, tensor=tensor, count=WORDS)
-            plain = floats.cpu().view(torch.float16 if tensor.half else torch.bfloat16).float().numpy()
+            plain = values_of(tensor, floats.cpu())
             np.testing.assert_array_equal(plain, levels + unpack.offset_of(tensor))
             for up in (0, 16):  # as the lower and as the upper word of a register, beside other words
                 beside = [words << np.uint64(up) | other << np.uint64(16 - up) for words, other in
                           ((low, words_of(3)), (high, words_of(4)))]  # fmt: skip
                 found = asm_words(name, tensor, *beside, place, k) >> np.uint64(up) & np.uint64(0xFFFF)
-                np.testing.assert_array_equal(found, floats.cpu().numpy())
+                np.testing.assert_array_equal(values_of(tensor, torch.from_numpy(found.astype(np.uint16))), plain)
 
 
 @pytest.mark.parametrize("shift", [0, 8])

@@ -88,9 +88,15 @@ def load_column(rows, inside, g, e, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.
 
 
 @triton.jit
+def over(x, step):
+    """Return *x* / *step*, and 0 where that is 0."""
+    return tl.where(step != 0.0, tl.math.div_rn(x, tl.where(step != 0.0, step, 1.0)), 0.0)
+
+
+@triton.jit
 def reciprocal(x):
     """Return 1 / *x*, and 0 where that is 0."""
-    return tl.where(x != 0.0, tl.math.div_rn(tl.full(x.shape, 1.0, tl.float32), x), 0.0)
+    return over(tl.full(x.shape, 1.0, tl.float32), x)
 
 
 @triton.jit
@@ -186,7 +192,7 @@ def fit_squares(rows, inside, g, step, G: tl.constexpr, T: tl.constexpr, FLOAT: 
         height = nearest(x * step, T, True)
         products += x * x * height * x
         squares += x * x * height * height
-    return tl.where(squares > 0, tl.math.div_rn(products, squares), 0.0)
+    return tl.where(squares > 0.0, tl.math.div_rn(products, tl.where(squares > 0.0, squares, 1.0)), 0.0)
 
 
 @triton.jit
@@ -254,13 +260,13 @@ def rounded_away(x):
 def scaled_code(x, step, T: tl.constexpr):
     """Return the codes of the levels nearest to *x* over *step*, float32."""
     if T.fit == "iq4_nl":
-        over = x * step
+        height = x * step
     elif T.fit == "norm":
-        over = over_spread(x, step)
+        height = over_spread(x, step)
     else:
-        over = tl.where(step != 0.0, tl.math.div_rn(x, step), 0.0)
+        height = over(x, step)
     if ranks(T) > 0:
-        code = nearest(over, T, False)
+        code = nearest(height, T, False)
     else:
-        code = ((over + NEAREST) - NEAREST) + T.centre
+        code = ((height + NEAREST) - NEAREST) + T.centre
     return code

@@ -239,17 +239,18 @@ def quantize_tile(
     """Store the tokens from *first* to *last* of a tile as codes; *row* are those that begin a row of words."""
     PLACES: tl.constexpr = T.tokens
     R: tl.constexpr = TILE // PLACES
+    PADDED: tl.constexpr = T.padded
     fitted = ()
     if T.channel:
         fitted = fit_channels(source, meta, poisons, slab, row, last, G, T, FLOAT)
     elif in_order(T):
         fitted = fit_tokens(source, meta, poisons, slab, row, first, last, G, T, FLOAT)
-    high = tl.zeros([R, T.padded], tl.int32)
+    high = tl.zeros([R, PADDED], tl.int32)
     for p in tl.static_range(PLACES):
         token = row + p
         inside = (token >= first) & (token < last)
         if p % T.low.tokens == 0:
-            low = tl.zeros([R, T.padded], tl.int32)
+            low = tl.zeros([R, PADDED], tl.int32)
         if len(T.floats) > 0:
             low, poisoned = float_words(source, token, inside, G, T, FLOAT)
             tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))

@@ -170,7 +170,7 @@ def add_codes(
                 before = acc[g * PER_GROUP + j] * factor[None, :]
                 if HALF:
                     code = code - OFFSET
-                else:
+                elif OFFSET != 0:
                     before = product(offset, operand, before)
                 new_acc = new_acc + (product(code, operand, before),)
     else:

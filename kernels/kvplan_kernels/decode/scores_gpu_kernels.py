@@ -5,7 +5,7 @@ import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, product, widen
 from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
-from kvplan_kernels.gpu.unpack import offset_of, plane_floats, plane_levels
+from kvplan_kernels.gpu.unpack import is_signed, offset_of, plane_floats, plane_levels
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_UNIT = tl.constexpr(1e-30)
@@ -176,6 +176,7 @@ def code_scores(
     GROUPED: tl.constexpr = T.groups > 1
     CHANNEL: tl.constexpr = T.channel
     OFFSET: tl.constexpr = offset_of(T)
+    SIGNED: tl.constexpr = is_signed(T)
     WIDE: tl.constexpr = T.half and T.wide
     score = tl.zeros([words[0].shape[0], ROWS], tl.float32)
     if not WHOLE:
@@ -194,7 +195,8 @@ def code_scores(
             if PARTS == 2:
                 part = product(code, low[k], part)
             place = number_place(slab, T) + (k * T.piece // T.group) * G.block + in_page
-            part = part - (OFFSET * operand_sums[k])[None, :]
+            if not SIGNED:
+                part = part - (OFFSET * operand_sums[k])[None, :]
             score += with_minimum(part, sums[k], meta, place, factor, T)
     else:
         total = operand_sums[0]
@@ -207,7 +209,8 @@ def code_scores(
             if k > 0:
                 total += operand_sums[k]
                 true += sums[k]
-        score = score - (OFFSET * total)[None, :]
+        if not SIGNED:
+            score = score - (OFFSET * total)[None, :]
         if not CHANNEL:
             score = with_minimum(score, true, meta, number_place(slab, T) + in_page, factor, T)
     return score
@@ -217,7 +220,9 @@ def code_scores(
 def with_minimum(score, sums, meta, place, factor, T: tl.constexpr):
     """Return *factor* times the scores of keys from those of their levels; *sums* are those of the queries."""
     scale = level_scale(meta, place, None, T)
-    if T.minimum >= 0:
+    if is_signed(T):  # counted from the centre already
+        score = score * (scale * factor)[:, None]
+    elif T.minimum >= 0:
         minimum = level_minimum(meta, place, None, scale, T) * factor
         score = score * (scale * factor)[:, None] + minimum[:, None] * sums[None, :]
     else:

@@ -7,7 +7,9 @@ import math
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kvplan_kernels.format import Axis, Fit, Number, TensorFormat, UnsupportedError
+import numpy as np
+
+from kvplan_kernels.format import Axis, Code, Fit, Number, TensorFormat, UnsupportedError
 from kvplan_kernels.layout import PLANE_NAMES, ROW_PLANES, KVLayout, Order
 from kvplan_kernels.tensor_format import Levels
 from kvplan_kernels.views import tensor_flush, tensor_format
@@ -18,6 +20,8 @@ DOT_SIZE_MIN: Final = 16
 BF16_LEVEL_MAX: Final = 127
 """bf16 has 7 bits of mantissa."""
 FEW_BITS: Final = 4
+BF16_SHIFT: Final = 16
+"""bf16 is the upper half of an fp32."""
 
 
 class Plane(NamedTuple):
@@ -54,6 +58,8 @@ class TensorGeometry(NamedTuple):
         groups: Groups of channels that a token has; 1 where tokens share a scale.
         floats: What codes are that are floats of 8 bits, "e4m3" or "e5m2": they have neither scale nor minimum.
         table: The level of each code, where it is not the code itself.
+        signed: By code the bits of the bf16 that is multiplied, its level counted from the centre: where codes are
+            E2M1, whose bits these have too. Other levels are offset.
         half: Whether levels are multiplied in fp16, which holds 1024 + level for all of them, and not in bf16, which
             holds 128 + level for the lower half.
         middle: The level, near the middle, that V's levels are counted from in products.
@@ -89,6 +95,7 @@ class TensorGeometry(NamedTuple):
     groups: int
     floats: str
     table: tuple[int, ...]
+    signed: tuple[int, ...]
     half: bool
     middle: int
     unit: float
@@ -218,11 +225,16 @@ def _folds(layout: KVLayout) -> bool:
 def _middle(tensor: TensorFormat, levels: Levels) -> int:
     """Return the level that V's are counted from: sums then grow less, and lose less of rounded weights.
 
-    Up to 4 bits codes that have a minimum lose little.
+    Up to 4 bits codes from the least element to the largest lose little.
     """
-    if "min" in tensor.metadata and tensor.bits <= FEW_BITS:
+    if tensor.fit is Fit.RANGE and tensor.bits <= FEW_BITS:
         return 0
     return int(levels.centre)
+
+
+def _signed(levels: Levels) -> tuple[int, ...]:
+    heights = [level - levels.centre for level in levels.table]
+    return tuple(int(np.float32(height).view(np.uint32)) >> BF16_SHIFT for height in heights)
 
 
 def _divisor(tensor: TensorFormat, levels: Levels, group: int) -> float:
@@ -269,6 +281,7 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
         groups=1 if channel else -(-layout.head_dim // group),
         floats=str(tensor.code) if floats else "",
         table=() if levels is None or levels.are_codes else levels.table,
+        signed=_signed(levels) if levels is not None and tensor.code is Code.E2M1 else (),
         half=bool(floats) or (levels is not None and max(levels.table) > BF16_LEVEL_MAX),
         middle=0 if levels is None else _middle(tensor, levels),
         unit=1.0 if levels is None else levels.unit,

@@ -5,7 +5,8 @@ power of two: 128 + level in bf16, which has 7 bits of mantissa, and 1024 + leve
 multiplies the floats takes the offset off again with the sum of the other operands.
 
 Where levels are not the codes themselves, they are looked up: on NVIDIA's devices in a table of bytes that are permuted
-by a register of four codes, elsewhere one after the other.
+by a register of four codes, elsewhere one after the other. E2M1 codes become the floats that they are there, which need
+no offset.
 
 A code that is a float of 8 bits becomes fp16, which holds all of them: E4M3 by NVIDIA's own instruction, or in its
 bits.
@@ -49,7 +50,13 @@ def unpack(words, SHIFT: tl.constexpr, BITS: tl.constexpr, ASM: tl.constexpr):
 @triton.constexpr_function
 def offset_of(tensor) -> float:
     """Return what is added to a level in the floats that `plane_levels` returns."""
-    return 1024.0 if tensor.half else 128.0
+    return -tensor.centre if tensor.signed else 1024.0 if tensor.half else 128.0
+
+
+@triton.constexpr_function
+def is_signed(tensor) -> bool:
+    """Return whether those floats are levels counted from the centre."""
+    return len(tensor.signed) > 0
 
 
 @triton.constexpr_function
@@ -65,9 +72,9 @@ def shift_of(plane, place: int, channels: int, k: int) -> int:
 
 
 @triton.constexpr_function
-def level_of_code(tensor, code: int) -> int:
-    """Return an entry of the table of levels."""
-    return tensor.table[code]
+def bits_of_code(tensor, code: int) -> int:
+    """Return the 16-bit float that stands for a code whose level is in a table."""
+    return tensor.signed[code] if tensor.signed else tensor.table[code] | exponent_of(tensor)
 
 
 @triton.constexpr_function
@@ -154,12 +161,27 @@ def look_up_asm_text(table, bits: int, place: int, exponent: int) -> str:
     return "{ " + " ".join(text) + " }"
 
 
+@triton.constexpr_function
+def e2m1_asm_text(shift: int) -> str:
+    """Return PTX that makes bf16 of the halves in the E2M1 codes at bit *shift* of two words.
+
+    Sign, exponent and mantissa go where bf16 has them; its exponents are 126 more for the same number.
+    """
+    moves = [_moved("t", "$1", 12 - shift), _moved("u", "$1", 6 - shift)]
+    takes = [f"and.b32 t, t, {_pair(0x8000)};", f"lop3.b32 t, u, {_pair(0x01C0)}, t, 0xEA;"]
+    times = f"mov.b32 u, {_pair(0x7F00)}; mov.b32 v, {_pair(0x8000)}; fma.rn.bf16x2 $0, t, u, v;"
+    return "{ .reg .b32 t, u, v; " + " ".join(moves + takes) + f" {times} }}"
+
+
 @triton.jit
 def looked_up(words, high, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr, ASM: tl.constexpr):
     """Return offset + level of one plane of channels whose levels are in a table."""
     TYPE: tl.constexpr = tl.float16 if T.half else tl.bfloat16
     EXPONENT: tl.constexpr = exponent_of(T)
-    if ASM:  # the same for all planes, so that the compiler does it once
+    if ASM and is_signed(T):
+        SIGNED_TEXT: tl.constexpr = e2m1_asm_text(shift_of(T.low, PLACE, T.planes, k))
+        levels = tl.inline_asm_elementwise(SIGNED_TEXT, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+    elif ASM:  # the same for all planes, so that the compiler does it once
         TEXT: tl.constexpr = look_up_asm_text(T.table, T.bits, PLACE, EXPONENT)
         if T.half:
             found = tl.inline_asm_elementwise(
@@ -174,8 +196,8 @@ def looked_up(words, high, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr
         codes = plane_codes(words, high, PLACE, k, T)
         bits = codes & 0
         for code in tl.static_range(codes_of_table(T)):
-            bits = tl.where(codes == code, level_of_code(T, code), bits)
-        levels = (bits | EXPONENT).to(tl.uint16).to(TYPE, bitcast=True)
+            bits = tl.where(codes == code, bits_of_code(T, code), bits)
+        levels = bits.to(tl.uint16).to(TYPE, bitcast=True)
     return levels
 
 
