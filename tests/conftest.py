@@ -4,6 +4,8 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,6 +14,7 @@ from hypothesis import settings
 if "KVPLAN_TEST_GPU" not in os.environ:
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+from kvplan.core.layouts import lay_out
 from kvplan.core.records import (
     Cell,
     CellKey,
@@ -26,7 +29,7 @@ from kvplan.core.records import (
 )  # fmt: skip
 from kvplan.core.specs import DeviceInfo, DeviceKind, LayerKind, LayerSpec, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, QualityBudget, Search, Target, Workload
-from kvplan_kernels.format import parse
+from kvplan_kernels.layer_formats import parse_formats
 
 # A gate gives the same answer to the same code; new examples are looked for where people work.
 settings.register_profile("gate", derandomize=True)
@@ -125,16 +128,12 @@ class Maker:
         return tuple(repeats)
 
     def _bytes(self, form: str, loads: Sequence[tuple[Bucket, int]], block_tokens: int) -> float:
-        return sum(
-            count * layer.layout(parse(form), block_tokens, self.model().float_type).logical_bytes(bucket.total_tokens)
-            for layer in self.model().layers for bucket, count in loads
-        )  # fmt: skip
+        layout = lay_out(self.model(), parse_formats(form), block_tokens)
+        return sum(count * layout.logical_bytes(bucket.total_tokens) for bucket, count in loads)
 
     def _allocated(self, form: str, loads: Sequence[tuple[Bucket, int]], block_tokens: int) -> int:
-        return sum(
-            count * layer.layout(parse(form), block_tokens, self.model().float_type).sequence_bytes(bucket.total_tokens)
-            for layer in self.model().layers for bucket, count in loads
-        )  # fmt: skip
+        layout = lay_out(self.model(), parse_formats(form), block_tokens)
+        return sum(count * layout.sequence_bytes(bucket.total_tokens) for bucket, count in loads)
 
     def quality(self, form: str, block_tokens: int = 64, documents: int = 12, trials: int = 0) -> Quality:
         """Return a result whose documents scatter around the format's damage."""
@@ -187,3 +186,19 @@ def make() -> Maker:
 @pytest.fixture
 def maker() -> Callable[..., Maker]:
     return Maker
+
+
+@pytest.fixture
+def quanto_in_python(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets quanto unpack codes in Python: the C++ that does it otherwise takes a minute to compile at its first use."""
+    pytest.importorskip("hqq", reason="kvplan[transformers-cache] is not installed")
+    extension = pytest.importorskip(
+        "optimum.quanto.library.extensions.cpp", reason="kvplan[transformers-cache] is not installed"
+    ).ext
+
+    def unpack(codes: Any, bits: int) -> Any:
+        import torch
+
+        return torch.cat([(codes >> shift) & (2**bits - 1) for shift in range(0, 8, bits)])
+
+    monkeypatch.setattr(extension, "_lib", SimpleNamespace(unpack=unpack))

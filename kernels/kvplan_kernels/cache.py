@@ -1,14 +1,17 @@
 """The tensors of one layer's cache, and the batch of sequences that an operation works on."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from kvplan_kernels.folding import Fold, fold_of
 from kvplan_kernels.format import FloatType, UnsupportedError
 from kvplan_kernels.huge_pages import zeroed
 from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters
 
 TORCH_FLOAT: Final = {FloatType.BF16: torch.bfloat16, FloatType.FP16: torch.float16}
 
@@ -22,26 +25,46 @@ class LayerCache:
         pages: uint8 [blocks, page_bytes].
         ring: uint8 [slots, ring_bytes].
         sinks: uint8 [slots, sink_bytes].
+        parameters: What the format has learned of the layer, on the device of the others.
     """
 
     layout: KVLayout
     pages: Tensor
     ring: Tensor
     sinks: Tensor
+    parameters: LayerParameters = NOTHING_LEARNED
 
     @classmethod
-    def allocate(cls, layout: KVLayout, *, blocks: int, slots: int, device: str = "cpu") -> "LayerCache":
+    def allocate(
+        cls,
+        layout: KVLayout,
+        *,
+        blocks: int,
+        slots: int,
+        device: str = "cpu",
+        parameters: LayerParameters = NOTHING_LEARNED,
+    ) -> "LayerCache":
         """Return a zeroed cache of *blocks* pages for *slots* sequences."""
         return cls(
             layout=layout,
             pages=zeroed(blocks, layout.page_bytes, device),
             ring=zeroed(slots, layout.ring_bytes, device),
             sinks=zeroed(slots, layout.sink_bytes, device),
+            parameters=parameters.to(device),
         )
+
+    @cached_property
+    def fold(self) -> Fold:
+        """What is done to K and V before they are stored, but for a rotation.
+
+        Raises:
+            UnsupportedError: A number that the format needs was not learned.
+        """
+        return fold_of(self.layout.format, self.parameters)
 
     @property
     def nbytes(self) -> int:
-        """The bytes of the three tensors."""
+        """The bytes of the three buffers; what was learned is a few numbers a layer, once."""
         return self.pages.nbytes + self.ring.nbytes + self.sinks.nbytes
 
 

@@ -53,10 +53,31 @@ class FloatType(StrEnum):
 
 
 class Transform(StrEnum):
-    """What keys and values are multiplied by before they are stored."""
+    """What is done to keys and values before they are stored, in the order in which names have them.
 
+    Attention stays what it was: `folding` and `rotation` say how queries and outputs make up for each.
+    """
+
+    UNBIAS = "unbias"
+    """A constant of each channel is taken from the keys: softmax does not see it."""
+    SMOOTH = "smooth"
+    """Channels of the keys are divided by the root of their size: QServe's SmoothAttention, arXiv 2405.04532."""
+    ORDER = "order"
+    """Channels of like size stand side by side and share a group: SKVQ, arXiv 2405.06219."""
+    SCALED_TENSOR = "scaled-tensor"
+    """K and V are divided by a number each, so that what was seen of a layer just fits the codes."""
+    SCALED = "scaled"
+    """The same with numbers for each KV head."""
     HADAMARD = "had"
-    """An orthogonal matrix a head, as `rotation` defines it: attention stays what it was."""
+    """An orthogonal matrix a head, as `rotation` defines it."""
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether it has numbers that are learned from a model's keys and values."""
+        return self is not Transform.HADAMARD
+
+
+_SCALES: Final = (Transform.SCALED_TENSOR, Transform.SCALED)
 
 
 class ResidualRule(StrEnum):
@@ -102,7 +123,7 @@ class CacheFormat:
         sink_tokens: First tokens kept in 16 bits (S).
         rule: When tokens leave the residual.
         float_type: The 16-bit type of an unquantized format; None where the model's own type is taken.
-        transform: What keys and values are multiplied by before they are stored; None leaves them as they are.
+        transforms: What is done to keys and values before they are stored; each once, in the order of `Transform`.
     """
 
     key: TensorFormat
@@ -111,12 +132,38 @@ class CacheFormat:
     sink_tokens: int = 0
     rule: ResidualRule = ResidualRule.GROUP
     float_type: FloatType | None = None
-    transform: Transform | None = None
+    transforms: tuple[Transform, ...] = ()
+
+    @property
+    def calibrated(self) -> tuple[Transform, ...]:
+        """The transforms whose numbers are learned from the model."""
+        return tuple(transform for transform in self.transforms if transform.calibrated)
+
+    def recipe(self, transform: Transform) -> tuple[Transform, ...]:
+        """Return the transforms that what *transform* learns depends on, itself among them.
+
+        Formats with the same recipe learn the same. A scale is learned from what is stored in the end.
+
+        >>> parse("unbias-smooth-had-int4").recipe(Transform.SMOOTH)
+        (<Transform.UNBIAS: 'unbias'>, <Transform.SMOOTH: 'smooth'>)
+        """
+        if transform in _SCALES:
+            return self.transforms
+        return self.transforms[: self.transforms.index(transform) + 1]
 
     @property
     def quantized(self) -> bool:
         """Whether anything is stored in fewer than 16 bits."""
         return self.key.quantized or self.value.quantized
+
+    @property
+    def parts(self) -> tuple["CacheFormat", ...]:
+        """The formats of a model's layers, each once: this one, where `layer_formats.LayerFormats` has several."""
+        return (self,)
+
+    def of_layers(self, count: int) -> tuple["CacheFormat", ...]:
+        """Return the format of each of a model's *count* layers: this one."""
+        return (self,) * count
 
     @property
     def key_flush(self) -> Flush:
@@ -172,11 +219,12 @@ _TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>\d+)" + _GROUPE
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 _LLAMA_CPP: Final = "llama.cpp:"
 _LATER: Final = ("fp8", "vllm:")
-_ROTATED: Final = f"{Transform.HADAMARD}-"
+_TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
+_PREFIXES: Final = "[unbias-][smooth-][order-][scaled-][had-]"
 _CODES: Final = (
     f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
 )
-_HINT: Final = f"use bf16, fp16, {_CODES}, or {_ROTATED} before one of them"
+_HINT: Final = f"use bf16, fp16, {_CODES}, or {_PREFIXES} before one of the last"
 
 
 def parse(name: str) -> CacheFormat:
@@ -190,8 +238,10 @@ def parse(name: str) -> CacheFormat:
     """
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]
-    if name.startswith(_ROTATED):
-        return _rotated(name)
+    if "@" in name:
+        raise UnsupportedError(f"format {name!r} is of a model's layers, and this is of one; name one of its formats")
+    if name.startswith(_TRANSFORMED):
+        return _transformed(name)
     head, dash, tail = name.partition("-")
     expanded = _ALIASES.get(name) or (_ALIASES[head] + dash + tail if head in _ALIASES else name)
     if match := _GRAMMAR.fullmatch(expanded):
@@ -208,14 +258,38 @@ def parse(name: str) -> CacheFormat:
     raise UnsupportedError(f"unknown format {name!r}; {_HINT}")
 
 
-def _rotated(name: str) -> CacheFormat:
-    inner = name.removeprefix(_ROTATED)
-    if inner in _UNQUANTIZED or inner.startswith(_ROTATED):
-        raise UnsupportedError(f"format {name!r}: a rotation helps codes, once; {_HINT}")
+def _transformed(name: str) -> CacheFormat:
+    """Return the format of a name that begins with a transform."""
+    inner, transforms = name, []
+    for transform in Transform:
+        if inner.startswith(f"{transform}-"):
+            transforms.append(transform)
+            inner = inner.removeprefix(f"{transform}-")
+    if inner.startswith(_TRANSFORMED):
+        raise UnsupportedError(f"format {name!r}: transforms stand once each, in the order {_PREFIXES}")
+    if inner in _UNQUANTIZED:
+        raise UnsupportedError(f"format {name!r}: a transform helps codes, and 16 bits have none; {_HINT}")
     try:
-        return replace(parse(inner), transform=Transform.HADAMARD)
+        form = replace(parse(inner), transforms=tuple(transforms))
     except UnsupportedError as error:
         raise UnsupportedError(str(error).replace(repr(inner), repr(name))) from error
+    if (reason := _transform_refusal(form)) is not None:
+        raise UnsupportedError(f"format {name!r}: {reason}")
+    return form
+
+
+def _transform_refusal(form: CacheFormat) -> str | None:
+    """Return why a transform of *form* would change nothing or contradict another, or None."""
+    tensors = (form.key, form.value)
+    scales = [transform for transform in form.transforms if transform in _SCALES]
+    if len(scales) > 1:
+        return f"{scales[0]} and {scales[1]} are one scale too many"
+    if scales and all(tensor.most is None for tensor in tensors):
+        return f"{scales[0]} is for codes without a scale of their own, as in {scales[0]}-fp8_e4m3"
+    grouped = any(tensor.axis is Axis.TOKEN and tensor.group_size is not None for tensor in tensors)
+    if Transform.ORDER in form.transforms and not grouped:
+        return "an order of channels helps where some of them share a scale, as in order-int4-g32"
+    return None
 
 
 def _kept_tokens(match: re.Match[str]) -> tuple[int, int]:
@@ -273,8 +347,8 @@ def _build(name: str, match: re.Match[str]) -> CacheFormat:
 def _format_name(form: CacheFormat) -> str:
     if form.float_type is not None:
         return str(form.float_type)
-    if form.transform is not None:
-        return f"{form.transform}-{replace(form, transform=None).name}"
+    if form.transforms:
+        return "-".join([*form.transforms, replace(form, transforms=()).name])
     name = _stored_name(form)
     name += f"-r{form.residual_tokens}" if form.residual_tokens else ""
     name += f"-s{form.sink_tokens}" if form.sink_tokens else ""

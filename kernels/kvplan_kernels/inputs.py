@@ -13,7 +13,9 @@ from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.cases import Case, Data, QueryType, Tables
 from kvplan_kernels.format import Code, TensorFormat, parse
 from kvplan_kernels.layout import KVLayout, Order
-from kvplan_kernels.quantize import E4M3_MAX, E5M2_MAX
+from kvplan_kernels.learning import learn
+from kvplan_kernels.parameters import LayerParameters
+from kvplan_kernels.tensor_format import E4M3_MAX, E5M2_MAX
 
 QUERY_TYPE: Final = {
     QueryType.BF16: torch.bfloat16,
@@ -78,7 +80,7 @@ def make_inputs(case: Case, order: Order = Order.LANES) -> Inputs:
     layout = case.layout(order)
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
     key, value, query = _tensors(case, generator)
-    cache, empty, batch = _empty_cache(case, layout, generator)
+    cache, empty, batch = _empty_cache(case, layout, generator, learn(layout.format, key, value))
     heads = case.kv_heads * case.gqa_ratio
     shape = (len(case.lengths), case.queries)
     longest = max(case.lengths)
@@ -153,11 +155,13 @@ def _integer_ties(shape: tuple[int, int, int], bits: int, generator: torch.Gener
     return codes * scale
 
 
-def _empty_cache(case: Case, layout: KVLayout, generator: torch.Generator) -> tuple[LayerCache, Batch, Batch]:
+def _empty_cache(
+    case: Case, layout: KVLayout, generator: torch.Generator, parameters: LayerParameters
+) -> tuple[LayerCache, Batch, Batch]:
     rows = len(case.lengths)
     width = max(layout.blocks(length) for length in case.lengths)
     blocks = width * rows + 1
-    cache = LayerCache.allocate(layout, blocks=blocks, slots=rows + 1)
+    cache = LayerCache.allocate(layout, blocks=blocks, slots=rows + 1, parameters=parameters)
     left = _LEFT_BYTES[int(torch.randint(len(_LEFT_BYTES), (), generator=generator))]
     for buffer in (cache.pages, cache.ring, cache.sinks):
         buffer.fill_(left)

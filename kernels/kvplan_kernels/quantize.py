@@ -14,9 +14,8 @@ from kvplan_kernels import scales
 from kvplan_kernels.fits import FITS
 from kvplan_kernels.format import Axis, Code, TensorFormat
 from kvplan_kernels.layout import ceil_div
+from kvplan_kernels.tensor_format import E4M3_MAX, E5M2_MAX
 
-E4M3_MAX: Final = 448.0
-E5M2_MAX: Final = 57344.0
 _FLOATS: Final = {Code.E4M3: (torch.float8_e4m3fn, E4M3_MAX), Code.E5M2: (torch.float8_e5m2, E5M2_MAX)}
 FLOAT_NAN: Final = 0x7F
 """A NaN of both: all bits but the sign."""

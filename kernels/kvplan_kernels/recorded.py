@@ -19,6 +19,7 @@ from kvplan_kernels.dequantize import gpu as dequantize
 from kvplan_kernels.gpu.read import read_words
 from kvplan_kernels.gpu.targets import Launch, recording
 from kvplan_kernels.layout import KVLayout, ceil_div
+from kvplan_kernels.parameters import neutral
 
 FLOAT_BYTES: Final = 4
 WORD_BYTES: Final = 4
@@ -79,7 +80,7 @@ def _cache(call: Call) -> LayerCache:
     layout, blocks = call.layout, call.batch * call.layout.blocks(call.tokens)
     rows = ((blocks, layout.page_bytes), (call.batch, layout.ring_bytes), (call.batch, layout.sink_bytes))
     pages, ring, sinks = (_absent(*shape, dtype=torch.uint8) for shape in rows)
-    return LayerCache(layout=layout, pages=pages, ring=ring, sinks=sinks)
+    return LayerCache(layout=layout, pages=pages, ring=ring, sinks=sinks, parameters=neutral(layout, "meta"))
 
 
 def _batch(call: Call) -> Batch:

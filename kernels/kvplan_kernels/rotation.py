@@ -1,4 +1,4 @@
-"""The Hadamard rotation of a head, around operations whose kernels know nothing of it.
+"""The Hadamard rotation of a head.
 
 Keys and values are stored as x H, a query is asked as q H, and what comes out is multiplied by H once more. H is
 orthogonal and symmetric, so scores and outputs are those without it, but for rounding: (q H)(k H)^T = q k^T. What
@@ -10,24 +10,13 @@ H is block-diagonal where the head size is no power of two: one block for each o
 
 An implementation of the operations brings its own way to multiply: `butterflies` defines it, the CPU's is compiled
 (its decode rotates where it reads queries and writes outputs), and a GPU multiplies by the matrix, in one launch.
+`transforms` puts them around operations.
 """
 
-from collections.abc import Callable
 from functools import cache as memoized
-from functools import wraps
-from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor
-
-from kvplan_kernels.calls import FLOAT_TYPES
-from kvplan_kernels.decode.result import DecodeResult
-from kvplan_kernels.format import Transform
-from kvplan_kernels.layout import KVLayout
-
-Operation = TypeVar("Operation", bound=Callable[..., Any])
-Rotate = Callable[[Tensor], Tensor]
-"""From [..., head_dim] to float32 of that shape."""
 
 
 def block_sizes(head_dim: int) -> list[int]:
@@ -63,53 +52,3 @@ def hadamard(head_dim: int, device: str = "cpu") -> Tensor:
 def multiply(values: Tensor) -> Tensor:
     """Return *values* [..., head_dim] times H as a product of matrices."""
     return values.to(torch.float32) @ hadamard(values.shape[-1], str(values.device))
-
-
-def _rotated(values: Tensor, layout: KVLayout, rotate: Rotate) -> Tensor:
-    """Return what a cache holds of *values*; what is no such tensor as it is, for the operation to refuse."""
-    fits = values.dtype in FLOAT_TYPES and values.dim() and values.shape[-1] == layout.head_dim
-    return rotate(values) if fits and layout.format.transform is Transform.HADAMARD else values
-
-
-def rotating_append(rotate: Rotate) -> Callable[[Operation], Operation]:
-    """Return what makes an append one for caches whose keys and values are rotated as well."""
-
-    def decorate(append: Operation) -> Operation:
-        @wraps(append)
-        def rotated(cache: Any, batch: Any, key: Tensor, value: Tensor, *more: Any, **named: Any) -> Any:
-            key, value = (_rotated(tensor, cache.layout, rotate) for tensor in (key, value))
-            return append(cache, batch, key, value, *more, **named)
-
-        return cast(Operation, rotated)
-
-    return decorate
-
-
-def rotating_decode(rotate: Rotate) -> Callable[[Operation], Operation]:
-    """Return what makes a decode one for caches whose keys and values are rotated as well."""
-
-    def decorate(decode: Operation) -> Operation:
-        @wraps(decode)
-        def rotated(cache: Any, batch: Any, query: Tensor, *more: Any, **named: Any) -> DecodeResult:
-            result: DecodeResult = decode(cache, batch, _rotated(query, cache.layout, rotate), *more, **named)
-            return DecodeResult(output=_rotated(result.output, cache.layout, rotate), received=result.received)
-
-        return cast(Operation, rotated)
-
-    return decorate
-
-
-def rotating_dequantize(rotate: Rotate) -> Callable[[Operation], Operation]:
-    """Return what makes a dequantize one for caches whose keys and values are rotated as well."""
-
-    def decorate(dequantize: Operation) -> Operation:
-        @wraps(dequantize)
-        def rotated(cache: Any, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
-            key, value = dequantize(cache, *more, **named)
-            return _rotated(key, cache.layout, rotate).to(key.dtype), _rotated(value, cache.layout, rotate).to(
-                value.dtype
-            )
-
-        return cast(Operation, rotated)
-
-    return decorate

@@ -17,6 +17,10 @@ KEY_VALUE_BITS: Final = (8, 6, 5, 4, 3, 2, 1)
 TOKEN_GROUPS: Final = (16, 32, 64, 128)
 
 
+E4M3_MAX: Final = 448.0
+E5M2_MAX: Final = 57344.0
+
+
 class Axis(StrEnum):
     """Which elements share a scale: channels of one token, or tokens of one channel."""
 
@@ -43,7 +47,11 @@ class Code(StrEnum):
     @property
     def is_float(self) -> bool:
         """Whether a code is its own value, without scale and minimum."""
-        return self in (Code.E4M3, Code.E5M2)
+        return self in _FLOAT_MOST
+
+
+_FLOAT_MOST: Final = {Code.E4M3: E4M3_MAX, Code.E5M2: E5M2_MAX}
+"""The largest number that is stored, by floats that are their own values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -200,6 +208,11 @@ class TensorFormat:
     def quantized(self) -> bool:
         """Whether elements are codes and not 16-bit values."""
         return self.bits < 16
+
+    @property
+    def most(self) -> float | None:
+        """The largest number that a code stands for; None where groups have a scale of their own, or no codes."""
+        return _FLOAT_MOST.get(self.code) if self.quantized else None
 
     @property
     def metadata(self) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ COMMANDS: Final = (
     "size",
     "explain",
     "quality",
+    "calibrate",
     "formats",
     "devices",
     "doctor",

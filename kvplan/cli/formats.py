@@ -12,6 +12,9 @@ def register(app: typer.Typer) -> None:
 
 def formats_command(
     model: str | None = typer.Argument(None, help="Model to give bytes per token for.", show_default=False),
+    formats: list[str] = typer.Option(
+        [], "-f", "--format", help="Format to show; may be repeated. Default: those with a name.", show_default=False
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List formats with their bits, scales and minima counted, the devices with a fused kernel, and the engines."""
@@ -23,7 +26,8 @@ def formats_command(
         from kvplan.store.models import load_model_spec
 
         spec = load_model_spec(model, runtime=False, weights=False)
-    facts = [*(with_engines(format_facts(name, spec)) for name in FORMATS), *engine_facts(spec)]
+    facts = [with_engines(format_facts(name, spec)) for name in dict.fromkeys(formats or FORMATS)]
+    facts += [] if formats else engine_facts(spec)
     if as_json:
         from kvplan.report.json import formats_json
 

@@ -11,11 +11,13 @@ from kvplan.errors import ExitStatus, InputError, KvplanError
 
 if TYPE_CHECKING:
     from kvplan.core.records import Profile
+    from kvplan.core.specs import ModelSpec
     from kvplan.core.workloads import Prefill, Workload
     from kvplan.measure.device import Device
     from kvplan.measure.progress import Progress
     from kvplan.measure.session import Request
     from kvplan.runtime.ops import Kernel
+    from kvplan.store.calibrations import Calibration
     from kvplan.store.journal import Journal
 
 
@@ -59,6 +61,10 @@ _PREFILL: Final = typer.Option(
 _KERNEL: Final = typer.Option(
     None, help="cpu, triton, or reference: the definitions in PyTorch, slow. Default: the device's.", show_default=False
 )
+_CALIBRATION: Final = typer.Option(
+    None, "--calibration", help="What formats have learned. Default: <model>.calibration.safetensors in this folder, "
+    "where one needs it.", show_default=False,
+)  # fmt: skip
 _JSON: Final = typer.Option(False, "--json", help="Print the profile as JSON.")
 
 
@@ -85,6 +91,7 @@ def profile_command(
     quality: bool = _QUALITY,
     prefill: str | None = _PREFILL,
     kernel: str | None = _KERNEL,
+    calibration: Path | None = _CALIBRATION,
     as_json: bool = _JSON,
 ) -> None:
     """Measure memory, time and quality of each cache format on the model itself.
@@ -103,7 +110,7 @@ def profile_command(
     request = _request(
         model, asked, device=open_device(name).torch_name, formats=formats, blocks=block_size, prefill=prefill,
         kernel=kernel, threads=threads, repeats=repeats, retries=retries, max_disturbance=max_disturbance, quick=quick,
-        cell_timeout=cell_timeout,
+        cell_timeout=cell_timeout, calibration=calibration,
     )  # fmt: skip
     machine = open_device(name, request.kernel_name.rpartition("/")[2])
     try:
@@ -171,24 +178,25 @@ def _workload(model: str, path: Path | None) -> "Workload":
 def _request(
     model: str, asked: "Workload", *, device: str, formats: list[str], blocks: list[int], prefill: str | None,
     kernel: str | None, threads: int | None, repeats: int | None, retries: int | None, max_disturbance: str,
-    quick: bool, cell_timeout: str | None,
+    quick: bool, cell_timeout: str | None, calibration: Path | None,
 ) -> "Request":  # fmt: skip
     from dataclasses import replace
 
     from kvplan.measure.device import usable_cores
     from kvplan.measure.session import Request
     from kvplan.runtime.ops import default_kernel, load_ops, require_compiled
+    from kvplan.store.calibrations import calibration_path
     from kvplan.store.models import load_model_spec
 
-    count = threads or usable_cores()
+    count, spec = threads or usable_cores(), load_model_spec(model)
     chosen = _kernel(kernel) if kernel else default_kernel(device)
     ops = load_ops(chosen, count, device)
     require_compiled(ops)
     request = Request(
         model=model,
-        spec=load_model_spec(model),
+        spec=spec,
         workload=asked,
-        formats=tuple(dict.fromkeys(_format_name(name) for name in formats)) or asked.search.formats,
+        formats=tuple(dict.fromkeys(_format_name(name, spec) for name in formats)) or asked.search.formats,
         block_tokens=tuple(dict.fromkeys(blocks)) or asked.search.block_tokens,
         kernel=chosen,
         kernel_name=ops.name,
@@ -198,13 +206,28 @@ def _request(
         command=shlex.join(["kvplan", *sys.argv[1:]]),
     )
     request = request.quick() if quick else request
+    learned = _learned(request, calibration)
     return replace(
         request,
         repeats=request.repeats if repeats is None else repeats,
         retries=request.retries if retries is None else retries,
         tolerance=_tolerance(max_disturbance),
         cell_timeout_s=None if cell_timeout is None else _cell_timeout(cell_timeout),
+        calibration=None if learned is None else (calibration or calibration_path(request.spec.name)).absolute(),
     )
+
+
+def _learned(request: "Request", path: Path | None) -> "Calibration | None":
+    """Return what the request's formats have learned; refuse one that has not, before anything is measured."""
+    from kvplan.runtime.learned import require_calibration
+    from kvplan.store.calibrations import find_calibration
+    from kvplan_kernels.format import parse
+
+    forms = [parse(name) for name in request.formats]
+    found = find_calibration(request.spec, forms, path)
+    for form in forms:
+        require_calibration(request.spec, form, found)
+    return found
 
 
 def _tolerance(text: str) -> float:
@@ -225,14 +248,22 @@ def _cell_timeout(text: str) -> float:
         raise InputError(error.message, where="--cell-timeout", hint=error.hint) from error
 
 
-def _format_name(name: str) -> str:
+def _format_name(name: str, spec: "ModelSpec") -> str:
+    """Return the canonical name of a format whose layers, where it names any, the model has."""
+    from kvplan.engines.formats import refuse_format
     from kvplan.errors import UnsupportedFormatError
-    from kvplan_kernels.format import UnsupportedError, parse
+    from kvplan_kernels.format import UnsupportedError
+    from kvplan_kernels.layer_formats import parse_formats
 
     try:
-        return parse(name).name
+        form = parse_formats(name)
     except UnsupportedError as error:
-        raise UnsupportedFormatError(str(error), where="--format") from error
+        raise refuse_format(name, str(error), where="--format") from error
+    try:
+        spec.layer_formats(form)
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"{form} on {spec.name}: {error}", where="--format") from error
+    return form.name
 
 
 def _kernel(name: str) -> "Kernel":
@@ -263,9 +294,12 @@ def _with_quality(
     from kvplan.quality import effort
     from kvplan.quality.scoring import QualityOptions, prepare, score
     from kvplan.runtime.loading import load_model
+    from kvplan.store.calibrations import learned_digest
     from kvplan.store.journal import resume_quality
+    from kvplan_kernels.format import parse
 
     loaded, spec = load_model(request.model, device=request.device), request.spec
+    calibration = _learned(request, request.calibration)
     options = QualityOptions(
         block_tokens=request.block_tokens[0],
         context_tokens=effort.context_tokens(request.workload, spec.context_tokens, quick=quick),
@@ -280,7 +314,7 @@ def _with_quality(
         QualityKey(
             model_digest=spec.digest, format=name, block_tokens=options.block_tokens, prefill=options.prefill,
             chunk_tokens=options.chunk_tokens, data_digest=digest, kernel=request.kernel_name,
-            kvplan_version=__version__,
+            kvplan_version=__version__, calibration=learned_digest(parse(name), calibration),
         )
         for name in _scored_formats(request)
     ]  # fmt: skip
@@ -290,7 +324,11 @@ def _with_quality(
     missing = [key.format for key in wanted if key not in kept]
     if missing:
         progress.note(f"quality of {', '.join(missing)}")
-        for result in score(loaded, missing, options, progress=lambda share: progress.share("quality", share)):
+        results = score(
+            loaded, missing, options, calibration=calibration,
+            progress=lambda share: progress.share("quality", share),
+        )  # fmt: skip
+        for result in results:
             journal.append(result)
             kept[result.key] = result
     return replace(profile, quality=tuple(kept[key] for key in wanted))
@@ -298,15 +336,16 @@ def _with_quality(
 
 def _scored_formats(request: "Request") -> list[str]:
     """Return the formats that the kernel takes and that lay out at the block size that quality is scored with."""
-    from kvplan_kernels.format import UnsupportedError, check_kernel, parse
+    from kvplan_kernels.format import UnsupportedError
+    from kvplan_kernels.layer_formats import check_formats, parse_formats
     from kvplan_kernels.layout import order_of
 
     found, order = [], order_of(request.kernel_name)
     for name in request.formats:
         try:
-            check_kernel(request.kernel, parse(name))
-            for layer in request.spec.layers:
-                layer.layout(parse(name), request.block_tokens[0], request.spec.float_type, order)
+            form = parse_formats(name)
+            check_formats(request.kernel, form)
+            request.spec.layouts(form, request.block_tokens[0], order)
         except UnsupportedError:
             continue
         found.append(name)

@@ -52,6 +52,11 @@ def quality_command(
         None, help="cpu, triton, or reference: the definitions in PyTorch, slow. Default: the device's.",
         show_default=False,
     ),
+    calibration: Path | None = typer.Option(
+        None, "--calibration",
+        help="What formats have learned. Default: <model>.calibration.safetensors in this folder, where one needs it.",
+        show_default=False,
+    ),
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
     output: Path | None = typer.Option(None, "-o", "--output", help="Write the JSON to a file.", show_default=False),
 ) -> None:  # fmt: skip
@@ -61,9 +66,11 @@ def quality_command(
     from kvplan.measure.checks import require_packages
     from kvplan.measure.devices import open_device
     from kvplan.measure.progress import open_progress
+    from kvplan.store.calibrations import find_calibration
     from kvplan.store.files import read_text
 
     require_packages()
+    from kvplan.quality.lane import own_formats
     from kvplan.quality.scoring import QualityOptions, default_formats, score
     from kvplan.runtime.loading import load_model
     from kvplan.runtime.ops import Kernel, default_kernel, load_ops
@@ -82,8 +89,12 @@ def quality_command(
     tokens = context or min(options.context_tokens, loaded.spec.context_tokens - 1)
     options = replace(options, context_tokens=tokens)
     names = list(dict.fromkeys(formats)) or default_formats(loaded.spec, options)
+    learned = find_calibration(loaded.spec, own_formats(names, loaded.spec), calibration)
     with open_progress() as progress:
-        results = score(loaded, names, options, text=text, progress=lambda share: progress.share("quality", share))
+        results = score(
+            loaded, names, options, text=text, calibration=learned,
+            progress=lambda share: progress.share("quality", share),
+        )  # fmt: skip
     bounded = [(result, bound_quality(result, CONFIDENCE)) for result in results]
     _show(model, str(loaded.spec.float_type), bounded, as_json=as_json, output=output)
 

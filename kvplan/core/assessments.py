@@ -15,7 +15,7 @@ from kvplan.core.specs import DeviceInfo, ModelSpec
 from kvplan.core.verdicts import memory_verdict, quality_verdicts, time_verdict
 from kvplan.core.workloads import Workload
 from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan_kernels.format import CacheFormat, kernel_refusal
+from kvplan_kernels.layer_formats import ModelFormat, formats_refusal
 from kvplan_kernels.layout import Order, order_of
 
 DEFAULT_PERCENT: Final = 95
@@ -40,17 +40,17 @@ class Measurements:
         """How codes lie in the caches of those implementations; one profile, or several of one kernel, have one."""
         return next((order_of(kernel) for kernel in self.kernels), Order.LANES)
 
-    def check_kernels(self, form: CacheFormat) -> None:
+    def check_kernels(self, form: ModelFormat) -> None:
         """Refuse a format that none of those implementations has a kernel for.
 
         Raises:
             UnsupportedFormatError: With the reason.
         """
-        reasons = [kernel_refusal(kernel.partition("/")[0], form) for kernel in self.kernels]
+        reasons = [formats_refusal(kernel.partition("/")[0], form) for kernel in self.kernels]
         if reasons and all(reasons):
             raise UnsupportedFormatError(str(reasons[0]))
 
-    def timings(self, form: CacheFormat, block_tokens: int | None, confidence: float) -> Timings:
+    def timings(self, form: ModelFormat, block_tokens: int | None, confidence: float) -> Timings:
         """Return the cells of one setting; those with rotated buffers and most threads where there are several.
 
         Without a block size they are those of the size that most cells have.
@@ -62,7 +62,7 @@ class Measurements:
         others = [] if form.quantized else [c for c in self.cells if c.key.format != form.name]
         return Timings(cells=_preferred(own), others=_preferred(others), confidence=confidence)
 
-    def find_quality(self, form: CacheFormat, block_tokens: int | None, workload: Workload) -> QualityBounds | None:
+    def find_quality(self, form: ModelFormat, block_tokens: int | None, workload: Workload) -> QualityBounds | None:
         """Return the bounds of the result with most positions; pages of any size hold the same codes."""
         found = [q for q in self.quality if q.key.format == form.name and q.key.prefill is workload.prefill]
         if not found:

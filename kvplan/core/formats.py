@@ -1,11 +1,14 @@
 """The formats that kvplan has kernels for, and what each takes."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import mean
 from typing import Final
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import UnsupportedFormatError
-from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError, kernel_refusal, parse
+from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError
+from kvplan_kernels.layer_formats import LayerFormats, ModelFormat, formats_refusal, parse_formats
 from kvplan_kernels.layout import KVLayout
 
 REFERENCE_HEAD_DIM: Final = 128
@@ -19,12 +22,17 @@ FORMATS: Final = {
     "bf16": "16 bits, unquantized",
     "fp16": "16 bits, unquantized",
     "fp8_e4m3": "OCP E4M3 floats, no scale: vLLM's fp8, uncalibrated",
+    "scaled-fp8_e4m3": "OCP E4M3 floats, a calibrated scale a KV head",
+    "scaled-tensor-fp8_e4m3": "OCP E4M3 floats, a calibrated scale for K and for V of a layer",
     "int8": "one scale and minimum a token and head",
     "k8v4": _KEYS_FIRST,
     "k8v4-g64": _KEYS_FIRST,
     "int4": "one scale and minimum a token and head",
     "int4-g64": "one scale and minimum for 64 channels of a token",
     "had-int4": _ROTATED,
+    "smooth-int4": "SmoothAttention: Lin et al. 2024, QServe, arXiv 2405.04532",
+    "unbias-int4": "keys less their mean, which softmax does not see",
+    "order-k2v2-g128-r128-s5": "channel reorder of SKVQ: Duanmu et al. 2024, arXiv 2405.06219",
     "k4v2-g64": _KEYS_FIRST,
     "int2": "one scale and minimum a token and head",
     "kivi-k8v8-g64-r128": _KIVI,
@@ -41,33 +49,37 @@ class FormatFacts:
     """What one format takes.
 
     Attributes:
+        bits_k: Of a code of K, the mean of all layers.
+        bits_v: Of a code of V.
         effective_bits: Bits of one element in pages, scales and minima counted; residual and sinks not.
         bytes_per_token: Of all layers of a model, marginal; None without a model.
         fused: By device kind, whether a fused decode kernel takes the format.
+        learns: Parts whose numbers `kvplan calibrate` learns from a model first; none where it is used as it is.
         engines: By name, those that store the same bits.
         summary: What a screen shows for the source where that is long.
     """
 
     name: str
-    bits_k: int
-    bits_v: int
+    bits_k: float
+    bits_v: float
     effective_bits: float
     source: str
     fused: dict[str, bool]
     bytes_per_token: float | None = None
     unsupported: str = ""
+    learns: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("kvplan",)
     summary: str = ""
 
 
-def read_format(name: str) -> CacheFormat:
-    """Return the format that *name* stands for.
+def read_format(name: str) -> ModelFormat:
+    """Return the format that *name* stands for, by layer where it says so.
 
     Raises:
         UnsupportedFormatError: The name is unknown, or no kernel here stores such a format.
     """
     try:
-        return parse(name)
+        return parse_formats(name)
     except UnsupportedError as error:
         raise UnsupportedFormatError(str(error)) from error
 
@@ -92,42 +104,71 @@ def _settled_tokens(form: CacheFormat) -> int:
     return form.sink_tokens + form.key_flush.held_tokens_max + form.value_flush.held_tokens_max + 1
 
 
+def mean_bits(form: ModelFormat, layers: int) -> tuple[float, float]:
+    """Return the bits of a code of K and of V, the mean of a model's *layers* that cache any.
+
+    Raises:
+        UnsupportedError: The format names layers that are not among them.
+
+    >>> mean_bits(read_format("k8v4@0=bf16"), 4)
+    (10, 7)
+    """
+    stored = form.of_layers(layers) or form.parts
+    return mean(one.key.bits for one in stored), mean(one.value.bits for one in stored)
+
+
 def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
-    """Return the facts of one format, for *model* where given, else for head size 128."""
+    """Return the facts of one format, for *model* where given, else for head size 128.
+
+    Raises:
+        UnsupportedFormatError: The name is unknown, names layers that the model does not have, or names layers without
+            a model that would say how many there are.
+    """
     form = read_format(name)
-    block_tokens = max(64, form.key.group_size or 0)
-    layouts: list[KVLayout] = []
+    bits_k, bits_v = _model_bits(form, model)
+    block_tokens = max(64, *(part.key.group_size or 0 for part in form.parts))
+    layouts: Sequence[KVLayout] = ()
     unsupported = ""
     try:
-        layouts = (
-            [layer.layout(form, block_tokens, model.float_type) for layer in model.layers]
-            if model
-            else [_reference_layout(form, block_tokens)]
-        )
+        layouts = model.layouts(form, block_tokens) if model else _reference_layouts(form, block_tokens)
     except UnsupportedError as error:
         unsupported = str(error)
-    grown = sum(growth_bytes(layout, _settled_tokens(form)) for layout in layouts)
+    grown = sum(growth_bytes(layout, _settled_tokens(layout.format)) for layout in layouts)
     elements = sum(2 * layout.kv_heads * layout.head_dim for layout in layouts)
     return FormatFacts(
         name=form.name,
-        bits_k=form.key.bits,
-        bits_v=form.value.bits,
+        bits_k=bits_k,
+        bits_v=bits_v,
         effective_bits=8 * grown / elements if elements else float("nan"),
         source=FORMATS.get(name, "a name of the grammar"),
         fused={
-            "cpu": not unsupported and kernel_refusal("cpu", form) is None,
-            "cuda": not unsupported and kernel_refusal("triton", form) is None,
+            device: not unsupported and formats_refusal(kernel, form) is None
+            for device, kernel in (("cpu", "cpu"), ("cuda", "triton"))
         },
         bytes_per_token=grown if model and layouts else None,
         unsupported=unsupported,
+        learns=tuple(map(str, form.calibrated)),
     )
 
 
-def _reference_layout(form: CacheFormat, block_tokens: int) -> KVLayout:
-    return KVLayout(
-        format=form,
-        kv_heads=1,
-        head_dim=REFERENCE_HEAD_DIM,
-        block_tokens=block_tokens,
-        float_type=form.float_type or FloatType.BF16,
-    )
+def _model_bits(form: ModelFormat, model: ModelSpec | None) -> tuple[float, float]:
+    if model is None and isinstance(form, LayerFormats):
+        raise UnsupportedFormatError(f"format {form}: its layers are those of a model", hint="name the model")
+    try:
+        return mean_bits(form, model.caching_layers if model else 1)
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"format {form}: {error}") from error
+
+
+def _reference_layouts(form: ModelFormat, block_tokens: int) -> list[KVLayout]:
+    """Return the layout of a layer of one head."""
+    return [
+        KVLayout(
+            format=one,
+            kv_heads=1,
+            head_dim=REFERENCE_HEAD_DIM,
+            block_tokens=block_tokens,
+            float_type=one.float_type or FloatType.BF16,
+        )
+        for one in form.of_layers(1)
+    ]

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from kvplan.core.formats import in_residual
-from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
+from kvplan.core.specs import LayerSpec, ModelSpec
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan_kernels.format import Axis, CacheFormat, TensorFormat, UnsupportedError, parse
+from kvplan_kernels.layer_formats import ModelFormat
 from kvplan_kernels.layout import ceil_div
 
 _FLOAT_BYTES: Final = 2
@@ -34,22 +35,26 @@ class LogicalSize:
     fixed_bytes_per_sequence: float
 
 
-def logical_size(model: ModelSpec, form: CacheFormat, context_tokens: int) -> LogicalSize:
+def logical_size(model: ModelSpec, form: ModelFormat, context_tokens: int) -> LogicalSize:
     """Return what a sequence of *context_tokens* takes in all layers of *model*.
 
     Raises:
         InputError: The model has no layers.
-        UnsupportedFormatError: The format does not apply to what a layer caches; the message says why.
+        UnsupportedFormatError: The format does not apply to what a layer caches, or names layers that the model does
+            not have; the message says which.
     """
     if not model.layers:
         raise InputError(f"{model.name} has no layers")
-    layers = Counter(model.layers).items()
-    for layer, _ in layers:
-        refusal = format_refusal(layer, form)
+    try:
+        stored = Counter(zip(model.layers, model.layer_formats(form), strict=True))
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"{form} on {model.name}: {error}") from error
+    for layer, own in stored:
+        refusal = format_refusal(layer, own)
         if refusal:
             raise UnsupportedFormatError(f"{form} on {model.name}: {refusal}")
-    total = sum(count * layer_bytes(layer, form, context_tokens) for layer, count in layers)
-    growth = sum(count * layer_growth_bytes(layer, form, context_tokens) for layer, count in layers)
+    total = sum(count * layer_bytes(*one, context_tokens) for one, count in stored.items())
+    growth = sum(count * layer_growth_bytes(*one, context_tokens) for one, count in stored.items())
     return LogicalSize(
         bytes_per_sequence=total,
         growth_bytes_per_token=growth,
@@ -60,6 +65,7 @@ def logical_size(model: ModelSpec, form: CacheFormat, context_tokens: int) -> Lo
 def format_refusal(layer: LayerSpec, form: CacheFormat) -> str:
     """Return why *form* does not apply to what *layer* caches; empty where it does.
 
+    >>> from kvplan.core.specs import LayerKind
     >>> format_refusal(LayerSpec(kind=LayerKind.LATENT, kv_heads=1, head_dim=576, value_dim=0), parse("int8"))
     'a layer caches one vector a token, and the format shares scales within heads of K and of V'
     """
@@ -103,28 +109,31 @@ def layer_growth_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> floa
 
 
 def _kv_growth_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> float:
-    if layer.window_tokens is not None and tokens >= layer.window_tokens:
+    if not layer.caches_tokens or (layer.window_tokens is not None and tokens >= layer.window_tokens):
         return 0.0
-    if in_residual(form, tokens):
-        return _kv_bytes(layer, form, tokens + 1) - _kv_bytes(layer, form, tokens)
+    if in_residual(form, tokens):  # whatever leaves the residual with it
+        return layer.kv_heads * _FLOAT_BYTES * (layer.head_dim + _value_dim(layer))
     span = form.key_flush.quantum_tokens * form.value_flush.quantum_tokens
     return (_kv_bytes(layer, form, tokens + span) - _kv_bytes(layer, form, tokens)) / span
 
 
 def _kv_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> float:
     """Return the bytes of K and V of *tokens*: `KVLayout.logical_bytes` for any two head sizes."""
-    if layer.kind is LayerKind.NONE or layer.shared_with is not None:
+    if not layer.caches_tokens:
         return 0.0
-    value_dim = layer.head_dim if layer.value_dim is None else layer.value_dim
     paged = max(0, tokens - form.sink_tokens)
     total = 0.0
     for tensor, flush, dim in (
         (form.key, form.key_flush, layer.head_dim),
-        (form.value, form.value_flush, value_dim),
+        (form.value, form.value_flush, _value_dim(layer)),
     ):
         stored = flush.quantized_tokens(paged) if tensor.quantized else paged
         total += stored * _token_bytes(tensor, dim) + (tokens - stored) * _FLOAT_BYTES * dim
     return layer.kv_heads * total
+
+
+def _value_dim(layer: LayerSpec) -> int:
+    return layer.head_dim if layer.value_dim is None else layer.value_dim
 
 
 def _token_bytes(tensor: TensorFormat, dim: int) -> float:

@@ -5,19 +5,18 @@ a block number means the same page in all layers, and full blocks of a shared pr
 """
 
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
 from kvplan.core.activations import MLP_WIDTHS, activation_bytes
 from kvplan.core.allocation import Term
+from kvplan.core.layouts import ModelLayout, lay_out
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Workload
-from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan_kernels.format import CacheFormat, UnsupportedError
-from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, KVLayout, Order, round_up
+from kvplan.errors import InputError
+from kvplan_kernels.layer_formats import ModelFormat
+from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, Order, round_up
 
 SESSIONS_MAX: Final = 1 << 20
 """Where the search for the largest concurrency stops."""
@@ -65,24 +64,6 @@ class MemoryPlan:
     def fits(self) -> bool:
         """Whether the need is within the limit."""
         return self.need_bytes <= self.limit_bytes
-
-
-def layer_layouts(
-    model: ModelSpec, form: CacheFormat, block_tokens: int, order: Order = Order.LANES
-) -> tuple[tuple[KVLayout, int], ...]:
-    """Return the distinct layouts of the model's layers with codes in *order*, each with its number of layers.
-
-    Raises:
-        InputError: The model has no layers.
-        UnsupportedFormatError: No kernel takes the format with this model and block size.
-    """
-    if not model.layers:
-        raise InputError(f"{model.name} has no layers that cache anything")
-    try:
-        layouts = [layer.layout(form, block_tokens, model.float_type, order) for layer in model.layers]
-    except UnsupportedError as error:
-        raise UnsupportedFormatError(f"{form} on {model.name}: {error}") from error
-    return tuple(Counter(layouts).items())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -206,52 +187,34 @@ class MemoryModel(DeviceMemory):
         order: Of codes in the caches of the kernel that runs; few head sizes take other bytes in another.
     """
 
-    form: CacheFormat
+    form: ModelFormat
     block_tokens: int
     order: Order = Order.LANES
 
     @cached_property
-    def layouts(self) -> tuple[tuple[KVLayout, int], ...]:
-        """Distinct layouts with their number of layers."""
-        return layer_layouts(self.model, self.form, self.block_tokens, self.order)
-
-    @cached_property
-    def block_bytes(self) -> int:
-        """Bytes of one block: a page in every layer."""
-        return sum(layers * layout.page_bytes for layout, layers in self.layouts)
-
-    @cached_property
-    def ring_bytes(self) -> int:
-        """Bytes of one sequence's 16-bit residual in all layers."""
-        return sum(layers * layout.ring_bytes for layout, layers in self.layouts)
-
-    @cached_property
-    def sink_bytes(self) -> int:
-        """Bytes of one sequence's sinks in all layers."""
-        return sum(layers * layout.sink_bytes for layout, layers in self.layouts)
+    def layout(self) -> ModelLayout:
+        """How all layers are laid out."""
+        return lay_out(self.model, self.form, self.block_tokens, self.order)
 
     @property
     def residual_bytes(self) -> int:
         """What a sequence keeps in 16 bits: its residual and its sinks."""
-        return self.ring_bytes + self.sink_bytes
+        return self.layout.own_bytes
 
     def sequence_bytes(self, bucket: Bucket) -> int:
         """Return the cache of one sequence of the bucket at full length, nothing shared."""
-        return self.blocks(bucket.total_tokens) * self.block_bytes + self.ring_bytes + self.sink_bytes
+        return self.layout.sequence_bytes(bucket.total_tokens)
 
     def blocks(self, tokens: int) -> int:
         """Return the blocks of a sequence of *tokens*; the same in every layer."""
-        return self.layouts[0][0].blocks(tokens)
+        return self.layout.blocks(tokens)
 
     def shared_blocks(self, bucket: Bucket) -> int:
         """Return the whole blocks at the start that all sequences of the bucket can hold together.
 
         It is shared as it stood when it ended: what was in the residual then is each sequence's own.
         """
-        if not self.workload.prefix_caching:
-            return 0
-        layout = self.layouts[0][0]
-        return min(layout.quantized_tokens(bucket.shared_prefix_tokens)) // self.block_tokens
+        return self.layout.whole_blocks(bucket.shared_prefix_tokens) if self.workload.prefix_caching else 0
 
     def pool_blocks(self, concurrency: int) -> int:
         """Return the blocks that all sequences hold at full length."""
@@ -269,14 +232,15 @@ class MemoryModel(DeviceMemory):
         longest = max(self.blocks(bucket.total_tokens) for bucket in self.workload.buckets)
         columns = max(TABLE_STEP_BLOCKS, round_up(longest, TABLE_STEP_BLOCKS))
         entry, pair = BLOCK_TABLE_ENTRY_BYTES, _SEQUENCE_ENTRY_BYTES
+        block, ring, sinks = self.layout.block_bytes, self.layout.ring_bytes, self.layout.sink_bytes
         return (
             Term(
                 "pages",
-                blocks * self.block_bytes,
-                f"{blocks} blocks of {self.block_tokens} tokens x {self.block_bytes} B in all layers",
+                blocks * block,
+                f"{blocks} blocks of {self.block_tokens} tokens x {block} B in all layers",
             ),
-            Term("residual", sequences * self.ring_bytes, f"{sequences} sequences x {self.ring_bytes} B in 16 bits"),
-            Term("sinks", sequences * self.sink_bytes, f"{sequences} sequences x {self.sink_bytes} B in 16 bits"),
+            Term("residual", sequences * ring, f"{sequences} sequences x {ring} B in 16 bits"),
+            Term("sinks", sequences * sinks, f"{sequences} sequences x {sinks} B in 16 bits"),
             Term(
                 "block tables",
                 sequences * (columns * entry + pair),
@@ -286,11 +250,7 @@ class MemoryModel(DeviceMemory):
 
     def effective_bits(self) -> float:
         """Return bits of one element over the workload's mix at full length, residual and metadata counted."""
-        loads = [(b.total_tokens, b.share) for b in self.workload.buckets]
-        stored = sum(share * sum(n * layout.logical_bytes(t) for layout, n in self.layouts) for t, share in loads)
-        return 8 * stored / _elements(self.layouts, loads)
-
-
-def _elements(layouts: Sequence[tuple[KVLayout, int]], loads: Sequence[tuple[int, float]]) -> float:
-    per_token = sum(layers * 2 * layout.kv_heads * layout.head_dim for layout, layers in layouts)
-    return per_token * sum(tokens * share for tokens, share in loads)
+        loads = [(bucket.total_tokens, bucket.share) for bucket in self.workload.buckets]
+        per_token = sum(2 * layout.kv_heads * layout.head_dim for layout in self.layout.layers)
+        elements = per_token * sum(tokens * share for tokens, share in loads)
+        return 8 * sum(share * self.layout.logical_bytes(tokens) for tokens, share in loads) / elements

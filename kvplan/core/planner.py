@@ -1,11 +1,11 @@
 """The least aggressive setting that meets every target, or what would make the target reachable."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from math import inf
 
 from kvplan.core.assessments import Measurements, assess, tpot_percent
-from kvplan.core.formats import read_format
+from kvplan.core.formats import mean_bits, read_format
 from kvplan.core.memory import MemoryModel
 from kvplan.core.plans import Option, Outcome, Plan, Status
 from kvplan.core.remedies import find_remedies
@@ -14,7 +14,8 @@ from kvplan.core.settings import Setting
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Workload
 from kvplan.errors import UnsupportedFormatError
-from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.layer_formats import ModelFormat
 from kvplan_kernels.layout import Order
 
 
@@ -35,7 +36,7 @@ def make_plan(
         InputError: The memory or the weights are not known.
         UnsupportedFormatError: No kernel takes any of the search's settings with this model.
     """
-    chosen = _settings(workload, model) if settings is None else settings
+    chosen, misfits = _settings(workload, model) if settings is None else (settings, [])
     options, found = _options(chosen, workload, model, known)
     fitting = [option for option in options if option.status is Status.FITS]
     blockers = _blockers(options, fitting[0] if fitting else None)
@@ -49,7 +50,7 @@ def make_plan(
         percent=tpot_percent(workload),
         pick=pick,
         options=options,
-        refused=(*refused, *found),
+        refused=(*refused, *misfits, *found),
         engine=engine,
         device=known.device.name if known.device else "",
         kernels=tuple(sorted(known.kernels)),
@@ -111,29 +112,38 @@ def _aggressiveness(option: Option) -> tuple[float, float, str, int, float, int]
     )  # fmt: skip
 
 
-def _settings(workload: Workload, model: ModelSpec) -> Iterator[Setting]:
-    """Yield the settings of kvplan's own runtime that the workload's search names."""
-    names = dict.fromkeys(read_format(name).name for name in workload.search.formats)
-    if all(read_format(name).quantized for name in names):
-        names = {str(model.float_type): None} | names
-    for name in names:
-        for block_tokens in workload.search.block_tokens:
-            yield runtime_setting(read_format(name), block_tokens)
+def _settings(workload: Workload, model: ModelSpec) -> tuple[list[Setting], list[tuple[str, str]]]:
+    """Return the settings of kvplan's own runtime that the workload's search names, and the formats of other layers."""
+    forms = {form.name: form for form in map(read_format, workload.search.formats)}
+    if all(form.quantized for form in forms.values()):
+        forms = {str(model.float_type): read_format(model.float_type)} | forms
+    settings: list[Setting] = []
+    refused: list[tuple[str, str]] = []
+    for form in forms.values():
+        try:
+            settings += [runtime_setting(form, block_tokens, model) for block_tokens in workload.search.block_tokens]
+        except UnsupportedError as error:
+            refused.append((form.name, str(error)))
+    return settings, refused
 
 
-def runtime_setting(form: CacheFormat, block_tokens: int) -> Setting:
-    """Return a setting of kvplan's own runtime."""
+def runtime_setting(form: ModelFormat, block_tokens: int, model: ModelSpec) -> Setting:
+    """Return a setting of kvplan's own runtime.
+
+    Raises:
+        UnsupportedError: The format names layers that the model does not have.
+    """
     return Setting(
         format=form.name,
         block_tokens=block_tokens,
-        bits=(form.key.bits, form.value.bits),
+        bits=mean_bits(form, model.caching_layers),
         measured_as=form,
         memory_of=partial(_runtime_memory, form, block_tokens),
     )
 
 
 def _runtime_memory(
-    form: CacheFormat, block_tokens: int, workload: Workload, model: ModelSpec, memory_bytes: int, order: Order
+    form: ModelFormat, block_tokens: int, workload: Workload, model: ModelSpec, memory_bytes: int, order: Order
 ) -> MemoryModel:
     return MemoryModel(
         model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes, order=order

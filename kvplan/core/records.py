@@ -133,6 +133,7 @@ class QualityKey:
     Attributes:
         chunk_tokens: Tokens scored in one forward pass.
         data_digest: SHA-256 of the text and trials scored.
+        calibration: SHA-256 of what the format has learned of the model; empty where it learns nothing.
     """
 
     model_digest: str
@@ -143,6 +144,7 @@ class QualityKey:
     data_digest: str
     kernel: str
     kvplan_version: str
+    calibration: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

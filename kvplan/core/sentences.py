@@ -40,14 +40,16 @@ def sentence(
     return f"{_why_not(baseline, workload)}: quantize {bits_text(pick)}{', not further' if farther else ''}{unknown}."
 
 
-def _code_bits(option: Option) -> int:
+def _code_bits(option: Option) -> float:
     return sum(option.setting.bits)
 
 
 def bits_text(option: Option) -> str:
-    """Return what a setting does to K and V: 'to 8 bits', 'K to 8 bits and V to 4'."""
+    """Return what a setting does to K and V: 'to 8 bits', 'K to 8 bits and V to 4', 'to 5.5 bits on average'."""
     key, value = option.setting.bits
-    return f"to {key} bits" if key == value else f"K to {key} bits and V to {value}"
+    form = option.setting.measured_as
+    mean = " on average" if form is not None and len(form.parts) > 1 else ""
+    return f"to {key:.4g} bits{mean}" if key == value else f"K to {key:.4g} bits and V to {value:.4g}{mean}"
 
 
 def _cache_room(option: Option, workload: Workload) -> str:

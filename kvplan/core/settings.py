@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from kvplan.core.memory import DeviceMemory
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Workload
-from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layer_formats import ModelFormat
 from kvplan_kernels.layout import Order
 
 MemoryOf = Callable[[Workload, ModelSpec, int, Order], DeviceMemory]
@@ -19,7 +19,7 @@ class Setting:
 
     Attributes:
         format: As the engine names it.
-        bits: Of a code of K and of V.
+        bits: Of a code of K and of V, the mean of all layers.
         measured_as: kvplan's format whose times and quality are looked up; None where nothing here stands for it.
         own: Whether it is of kvplan's own runtime, whose kernels must have been among the measured ones.
         needs: What the device must have, where it is not known whether it has it.
@@ -28,8 +28,8 @@ class Setting:
 
     format: str
     block_tokens: int
-    bits: tuple[int, int]
-    measured_as: CacheFormat | None
+    bits: tuple[float, float]
+    measured_as: ModelFormat | None
     memory_of: MemoryOf
     own: bool = True
     note: str = ""

@@ -10,7 +10,7 @@ from kvplan.core.logical import LogicalSize, logical_size
 from kvplan.core.specs import Evidence, ModelSpec
 from kvplan.errors import InputError
 from kvplan.units import format_bytes
-from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layer_formats import ModelFormat
 
 TAKEN: Final = "all but the cache"
 """Of a run whose log does not say what it was."""
@@ -96,7 +96,7 @@ def size_allocation(
     )
 
 
-def size_geometry(model: ModelSpec, form: CacheFormat, engine: str, setup: Setup, reason: str) -> CacheSize:
+def size_geometry(model: ModelSpec, form: ModelFormat, engine: str, setup: Setup, reason: str) -> CacheSize:
     """Return the logical bytes alone, of a cache that the engine does not hold.
 
     Raises:

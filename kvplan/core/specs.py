@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError
+from kvplan_kernels.layer_formats import ModelFormat
 from kvplan_kernels.layout import KVLayout, Order
 
 
@@ -117,6 +118,11 @@ class LayerSpec:
         )
 
     @property
+    def caches_tokens(self) -> bool:
+        """Whether it keeps keys and values, or what they are computed from, that are not another layer's."""
+        return self.kind is not LayerKind.NONE and self.shared_with is None
+
+    @property
     def runtime_refusal(self) -> str:
         """Why kvplan's runtime does not hold such a layer; empty where it does."""
         if self.states:
@@ -193,6 +199,31 @@ class ModelSpec:
     def has_weights(self) -> bool:
         """Whether the weights themselves are there to be loaded."""
         return self.weight_bytes is not None and self.weight_evidence is Evidence.EXACT
+
+    @property
+    def caching_layers(self) -> int:
+        """Layers that cache keys and values of their own: those that a format by layer counts."""
+        return sum(layer.caches_tokens for layer in self.layers)
+
+    def layer_formats(self, form: ModelFormat) -> tuple[CacheFormat, ...]:
+        """Return the format of each layer; one that caches none of its own stores nothing in the first part's.
+
+        Raises:
+            UnsupportedError: The format names layers that the model does not have.
+        """
+        formats = iter(form.of_layers(self.caching_layers))
+        return tuple(next(formats) if layer.caches_tokens else form.parts[0] for layer in self.layers)
+
+    def layouts(self, form: ModelFormat, block_tokens: int, order: Order = Order.LANES) -> tuple[KVLayout, ...]:
+        """Return the layout of each layer in kvplan's own caches.
+
+        Raises:
+            UnsupportedError: No kernel takes one of them, or the format names layers that the model does not have.
+        """
+        return tuple(
+            layer.layout(stored, block_tokens, self.float_type, order)
+            for layer, stored in zip(self.layers, self.layer_formats(form), strict=True)
+        )
 
 
 class DeviceKind(StrEnum):

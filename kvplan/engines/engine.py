@@ -107,6 +107,7 @@ class Engine:
         dequantizes: Whether the weights of a GGUF file are made 16 bits when they are loaded.
         pool_is_rest: Whether its pool is what weights and activations leave of a share of the device.
         pairs: Whether K and V may have formats of their own, written K/V.
+        runs_here: Whether the measuring runtime can call its own cache, to score what kvplan has no kernel for.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Engine:
     dequantizes: bool = False
     pool_is_rest: bool = False
     pairs: bool = False
+    runs_here: bool = False
 
     def served(self, model: ModelSpec) -> ModelSpec:
         """Return *model* with the weights as this engine holds them."""

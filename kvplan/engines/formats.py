@@ -9,7 +9,7 @@ from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import ModelSpec
 from kvplan.engines import ENGINES, OWN, allocate
 from kvplan.engines.engine import Engine
-from kvplan.errors import KvplanError
+from kvplan.errors import KvplanError, UnsupportedFormatError
 
 
 def with_engines(fact: FormatFacts) -> FormatFacts:
@@ -24,6 +24,22 @@ def engine_facts(model: ModelSpec | None = None) -> Iterator[FormatFacts]:
         for form in engine.formats:
             if form.quantized and form.same_as not in FORMATS:
                 yield _facts(engine, form, model)
+
+
+def refuse_format(name: str, reason: str, where: str = "") -> UnsupportedFormatError:
+    """Return the error that kvplan has no kernel for the format called *name*.
+
+    Args:
+        name: As a user gave it.
+        reason: Why the grammar of kvplan's own formats does not take it; told where no engine has it either.
+        where: The option it came by.
+    """
+    engine = ENGINES[prefix] if (prefix := name.partition(":")[0]) in ENGINES else None
+    if engine is None or not engine.has_format(name):
+        return UnsupportedFormatError(reason, where=where)
+    message = f"{name} is a format of {engine.title} alone: kvplan has no kernel for it that could be run or timed"
+    hint = "`kvplan quality` scores it by the library's code" if engine.runs_here else "`kvplan size` counts its bytes"
+    return UnsupportedFormatError(message, where=where, hint=hint)
 
 
 def _facts(engine: Engine, form: EngineFormat, model: ModelSpec | None) -> FormatFacts:

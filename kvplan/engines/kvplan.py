@@ -10,18 +10,19 @@ from typing import Final
 
 from kvplan.core.allocation import BEHIND_WINDOW, ROUNDING, Allocation, BlockGroup, Capacity, Setup, Term, largest
 from kvplan.core.formats import in_residual, read_format
+from kvplan.core.layouts import ModelLayout, lay_out
 from kvplan.core.logical import logical_size
-from kvplan.core.memory import layer_layouts
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import CHECKPOINT, GGUF, Engine, Launch, LaunchText
 from kvplan.engines.limits import Limits
 from kvplan.errors import UnsupportedFormatError
-from kvplan_kernels.format import CacheFormat
+from kvplan_kernels.layer_formats import LayerFormats, ModelFormat
 from kvplan_kernels.layout import KVLayout
 
 NAME: Final = "kvplan"
 BLOCK_TOKENS: Final = 64
 UNFILLED: Final = "residual and sinks not filled"
+EMPTY: Final = "pages left empty"
 _DEFAULT_KERNEL: Final = "cpu"
 
 
@@ -30,32 +31,22 @@ class RuntimeAllocation(Allocation):
     """The caches of one model in the runtime."""
 
     model: ModelSpec
-    form: CacheFormat
+    form: ModelFormat
     setup: Setup
     notes: tuple[str, ...] = ()
 
     @cached_property
-    def layouts(self) -> tuple[tuple[KVLayout, int], ...]:
-        """Distinct layouts with their number of layers."""
-        return layer_layouts(self.model, self.form, self.setup.block_tokens or BLOCK_TOKENS)
+    def layout(self) -> ModelLayout:
+        """How all layers are laid out."""
+        return lay_out(self.model, self.form, self.setup.block_tokens or BLOCK_TOKENS)
 
     @property
     def blocks(self) -> tuple[BlockGroup, ...]:
         """Groups of layers with what a block of each takes."""
         return tuple(
             BlockGroup(layers=n, block_tokens=layout.block_tokens, bytes_per_block=layout.page_bytes)
-            for layout, n in self.layouts
+            for layout, n in self.layout.counted
         )
-
-    @cached_property
-    def block_bytes(self) -> int:
-        """Bytes of one block: a page in every layer."""
-        return sum(n * layout.page_bytes for layout, n in self.layouts)
-
-    @cached_property
-    def own_bytes(self) -> int:
-        """Bytes of a sequence's residual and sinks."""
-        return sum(n * (layout.ring_bytes + layout.sink_bytes) for layout, n in self.layouts)
 
     def logical_bytes(self, tokens: int) -> float:
         """Return geometry times format of a sequence of *tokens*."""
@@ -67,21 +58,26 @@ class RuntimeAllocation(Allocation):
 
     def sequence_bytes(self, tokens: int) -> int:
         """Return what a sequence of *tokens* takes."""
-        return self.own_bytes + self.layouts[0][0].blocks(tokens) * self.block_bytes
+        return self.layout.sequence_bytes(tokens)
 
     def growth_bytes(self, tokens: int) -> float:
         """Return a page's bytes a token, averaged over the block; nothing while the residual has room."""
-        return 0.0 if in_residual(self.form, tokens) else self.block_bytes / self.layouts[0][0].block_tokens
+        if all(in_residual(layout.format, tokens) for layout, _ in self.layout.counted):
+            return 0.0
+        return self.layout.block_bytes / self.layout.block_tokens
 
     def terms(self, tokens: int) -> tuple[Term, ...]:
         """Return the terms between logical and allocated; their sum is the difference."""
-        filled = sum(n * layout.logical_bytes(tokens) for layout, n in self.layouts)
+        counted, blocks = self.layout.counted, self.layout.blocks(tokens)
+        filled = self.layout.logical_bytes(tokens)
         behind = filled - self.logical_bytes(tokens)
-        unfilled = self.own_bytes - sum(n * _in_16_bits(layout, tokens) for layout, n in self.layouts)
-        rounding = self.sequence_bytes(tokens) - filled - unfilled
+        unfilled = self.layout.own_bytes - sum(n * _in_16_bits(layout, tokens) for layout, n in counted)
+        empty = sum(n * (blocks - layout.blocks(tokens)) * layout.page_bytes for layout, n in counted)
+        rounding = self.sequence_bytes(tokens) - filled - unfilled - empty
         found = (
             Term(BEHIND_WINDOW, behind, "every layer keeps every token"),
             Term(UNFILLED, unfilled, "a ring holds the most that a residual can have, whole"),
+            Term(EMPTY, empty, "a block is a page in every layer, also where more tokens stay in 16 bits"),
             Term(ROUNDING, rounding, "places of the last block that no token takes"),
         )
         return tuple(term for term in found if term.bytes)
@@ -89,10 +85,10 @@ class RuntimeAllocation(Allocation):
     def capacity(self, pool_bytes: int) -> Capacity:
         """Return what a pool of *pool_bytes* holds beside the residuals of as many sequences as fit."""
         concurrency = pool_bytes // max(1, self.sequence_bytes(self.setup.context_tokens))
-        blocks = max(0, pool_bytes - max(1, concurrency) * self.own_bytes) // self.block_bytes
+        blocks = max(0, pool_bytes - max(1, concurrency) * self.layout.own_bytes) // self.layout.block_bytes
         return Capacity(
             blocks=blocks,
-            tokens=blocks * self.layouts[0][0].block_tokens,
+            tokens=blocks * self.layout.block_tokens,
             max_concurrency=concurrency,
             max_context=largest(lambda tokens: self.sequence_bytes(tokens) <= pool_bytes),
         )
@@ -118,7 +114,7 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> RuntimeAllocat
         raise UnsupportedFormatError("kvplan's runtime works on one device", hint="leave --tp and --pp out")
     allocation = RuntimeAllocation(model=model, form=read_format(format_name), setup=setup)
     allocation.logical_bytes(setup.context_tokens)
-    assert allocation.layouts
+    assert allocation.layout.layers
     return allocation
 
 
@@ -129,8 +125,11 @@ def launch(setting: Launch) -> LaunchText:
     """
     implementation = setting.kernel.partition("/")[0]
     chosen = "" if implementation in ("", _DEFAULT_KERNEL) else f', kernel="{implementation}"'
+    form = read_format(setting.format)
+    learned = ", calibration=calibration" if form.calibrated else ""
     held = f"block_tokens={setting.block_tokens}, blocks={setting.blocks}, slots={setting.sequences}"
-    return LaunchText(command=f'Runtime(loaded, parse("{setting.format}"), {held}{chosen})')
+    parse = "parse_formats" if isinstance(form, LayerFormats) else "parse"
+    return LaunchText(command=f'Runtime(loaded, {parse}("{setting.format}"), {held}{chosen}{learned})')
 
 
 LIMITS: Final = Limits(

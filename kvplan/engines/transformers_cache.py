@@ -4,8 +4,14 @@ The rules are those of huggingface/transformers 5.24, src/transformers/cache_uti
 quantized backends store was measured with optimum-quanto 0.2.7 and hqq 0.2.8.post1. A window keeps a token less than a
 query sees, for the query's own comes with it; a convolution of k keeps k inputs. Of a quantized cache all that is there
 at first is quantized, then tokens wait in 16 bits until there are `residual_length`, and all is quantized anew.
+
+Groups lie along the axis of the format's name. At 0, the library's default, quanto's are of consecutive channels, and
+hqq's of elements that lie a 64th of the whole cache apart: other ones at each length. At quanto's -1 they are of one
+channel's consecutive tokens, over the end of a head into the next; at hqq's 1 of consecutive channels, as the library's
+documentation advises. hqq 0.2.8.post1 does not read 3 bits back at axis 1.
 """
 
+import json
 from collections import Counter
 from dataclasses import dataclass
 from typing import Final
@@ -48,12 +54,18 @@ _NEAREST: Final = {8: "int8", 4: "int4", 2: "int2"}
 """By bits, of the formats that a search has by default; groups are whole heads there."""
 
 
-def _grouped(backend: str, bits: int) -> EngineFormat:
+PACKAGES: Final = {"quanto": "optimum-quanto", "hqq": "hqq"}
+"""What a backend needs beside transformers itself, as it is installed."""
+_CHANNEL_AXIS: Final = {"quanto": 0, "hqq": 1}
+"""At which groups are of consecutive channels: what nearest formats group too."""
+
+
+def _grouped(backend: str, bits: int, axis: int = 0) -> EngineFormat:
     packing = _packing(backend, bits, GROUP_ELEMENTS)
-    needs = {"quanto": "optimum-quanto", "hqq": "hqq"}[backend]
+    like = _NEAREST.get(bits, "") if axis == _CHANNEL_AXIS[backend] else ""
     return EngineFormat(
-        name=f"{backend}-int{bits}", key=packing, value=packing, latent=packing, since="4.42", source=_SOURCE,
-        like=_NEAREST.get(bits, ""), why=f"needs the package {needs}",
+        name=f"{backend}-int{bits}{f'-axis{axis}' if axis else ''}", key=packing, value=packing, latent=packing,
+        since="4.42", source=_SOURCE, like=like, why=f"needs the package {PACKAGES[backend]}",
     )  # fmt: skip
 
 
@@ -73,8 +85,32 @@ FORMATS: Final = (
         source=_SOURCE,
     ),
     *(_grouped("quanto", bits) for bits in (4, 2)),
+    *(_grouped("quanto", bits, axis=-1) for bits in (4, 2)),
     *(_grouped("hqq", bits) for bits in (8, 4, 3, 2, 1)),
+    *(_grouped("hqq", bits, axis=1) for bits in (8, 4, 2, 1)),
 )  # fmt: skip
+
+
+def cache_config(form: EngineFormat) -> dict[str, str | int]:
+    """Return what `QuantizedCache` is made with, as `cache_config` of `generate` takes it.
+
+    >>> cache_config(find_format(NAME, FORMATS, "quanto-int4"))
+    {'backend': 'quanto', 'nbits': 4, 'q_group_size': 64, 'residual_length': 128}
+    """
+    backend, axis = _backend(form), _axis(form)
+    if backend not in PACKAGES:
+        return {"backend": backend}
+    axes = {"axis_key": axis, "axis_value": axis} if axis else {}
+    bits = {"nbits": form.key.bits}
+    return {"backend": backend, **bits, **axes, GROUP: GROUP_ELEMENTS, RESIDUAL: RESIDUAL_TOKENS}
+
+
+def _backend(form: EngineFormat) -> str:
+    return form.name.partition("-")[0]
+
+
+def _axis(form: EngineFormat) -> int:
+    return int(form.name.partition("-axis")[2] or 0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,12 +142,14 @@ class Storage:
     Attributes:
         backend: Of a quantized cache; empty where values are stored themselves.
         packing: Of a group.
+        axis: Along which groups lie, in the library's count.
         residual_tokens: Tokens at which all is quantized anew; 0 where tokens are appended as they are stored.
         static: Whether buffers have their length from the start.
     """
 
     backend: str
     packing: Packing
+    axis: int = 0
     residual_tokens: int = 0
     static: bool = False
 
@@ -127,8 +165,8 @@ class Storage:
     def row_padding(self, elements: int) -> int:
         """Return what packing adds to a tensor of *elements*."""
         group = self.packing.group_elements or 1
-        rows = elements // group
-        return (round_up(rows, 8 // self.packing.bits) - rows) * group * self.packing.bits // 8
+        rows, columns = (elements // group, group) if self.axis == 0 else (group, elements // group)
+        return (round_up(rows, 8 // self.packing.bits) - rows) * columns * self.packing.bits // 8
 
     def waiting(self, tokens: int) -> int:
         """Return the most tokens of *tokens* that wait to be quantized."""
@@ -250,10 +288,11 @@ def _storage(form: EngineFormat, setup: Setup) -> Storage:
         return Storage(backend="", packing=form.key, static=STATIC in setup.options)
     if STATIC in setup.options:
         raise UnsupportedFormatError("transformers has no static cache that is quantized", hint=f"leave out {STATIC}")
-    backend = form.name.partition("-")[0]
-    if backend == "fp8":
+    backend = _backend(form)
+    if backend not in PACKAGES:
         return Storage(backend=backend, packing=form.key)
-    return Storage(backend=backend, packing=_packing(backend, form.key.bits, group), residual_tokens=residual)
+    packing = _packing(backend, form.key.bits, group)
+    return Storage(backend=backend, packing=packing, axis=_axis(form), residual_tokens=residual)
 
 
 def _number(setup: Setup, name: str, own: int) -> int:
@@ -279,6 +318,9 @@ def _check_quantized(model: ModelSpec, form: EngineFormat, storage: Storage) -> 
             if elements % group:
                 message = f"{NAME} {form.name}: groups of {group} do not divide the {elements} elements of a token"
                 raise UnsupportedFormatError(message, hint=f"give --engine-option {GROUP}=N")
+            if storage.backend == "hqq" and storage.axis and elements // group % (8 // storage.packing.bits):
+                message = f"{NAME} {form.name}: hqq packs {elements // group} groups of a token into broken bytes"
+                raise UnsupportedFormatError(message, hint=f"use {form.name.partition('-axis')[0]}")
 
 
 def _elements(layer: LayerSpec) -> tuple[int, int]:
@@ -314,23 +356,22 @@ def _notes(storage: Storage) -> tuple[str, ...]:
     if storage.static:
         return ("buffers have this size from the first token on",)
     if storage.residual_tokens:
-        return ("each step dequantizes the whole of a layer: as much as its 16 bits more, for a moment",)
+        whole = "each step dequantizes the whole of a layer: as much as its 16 bits more, for a moment"
+        raises = f"it raises where heads times tokens are no multiple of {GROUP} when all is quantized"
+        return (whole, raises) if storage.backend == "quanto" and storage.axis else (whole,)
     return ("each step copies a layer to append to it: as much as the layer more, for a moment",)
 
 
 def launch(setting: Launch) -> LaunchText:
     """Return the call of `generate`, and the same as the keys of generation_config.json."""
     form = find_format(NAME, FORMATS, setting.format)
-    backend, _, bits = form.name.partition("-int")
     if not form.quantized:
         keys = '"cache_implementation": "dynamic"'
         call = 'cache_implementation="dynamic"'
     else:
-        config = f'"backend": "{backend}"'
-        if bits:
-            config += f', "nbits": {bits}, "{GROUP}": {GROUP_ELEMENTS}, "{RESIDUAL}": {RESIDUAL_TOKENS}'
-        keys = f'"cache_implementation": "quantized",\n  "cache_config": {{{config}}}'
-        call = f'cache_implementation="quantized", cache_config={{{config}}}'
+        config = json.dumps(cache_config(form))
+        keys = f'"cache_implementation": "quantized",\n  "cache_config": {config}'
+        call = f'cache_implementation="quantized", cache_config={config}'
     return LaunchText(
         command=f"model.generate(**inputs, {call})",
         file_name="generation_config.json",
@@ -347,5 +388,5 @@ LIMITS: Final = Limits(
 
 ENGINE: Final = Engine(
     name=NAME, title="transformers", rules=RULES, allocate=allocate, launch=launch, formats=FORMATS,
-    default_format=run_type, limits=LIMITS, dequantizes=True, reads=frozenset({CHECKPOINT, GGUF}),
+    default_format=run_type, limits=LIMITS, dequantizes=True, reads=frozenset({CHECKPOINT, GGUF}), runs_here=True,
 )  # fmt: skip

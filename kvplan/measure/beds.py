@@ -6,7 +6,7 @@ so that a byte is read again only after `COLD_FACTOR` times the last-level cache
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from math import ceil
 from typing import Final
@@ -21,6 +21,7 @@ from kvplan.runtime.ops import Ops
 from kvplan.units import format_bytes
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.parameters import neutral
 
 COLD_FACTOR: Final = 4
 SEED: Final = 0
@@ -193,7 +194,9 @@ def first_attended(tokens: int, options: AttentionOptions) -> int:
 
 def _fill(layout: KVLayout, groups: Sequence[Group], ops: Ops) -> LayerCache:
     blocks = [layout.blocks(group.tokens) for group in groups]
-    cache = LayerCache.allocate(layout, blocks=max(1, sum(blocks)), slots=len(groups), device=ops.device)
+    cache = LayerCache.allocate(
+        layout, blocks=max(1, sum(blocks)), slots=len(groups), device=ops.device, parameters=neutral(layout)
+    )
     start = 0
     for slot, (group, needed) in enumerate(zip(groups, blocks, strict=True)):
         batch = Batch(
@@ -241,7 +244,7 @@ def _replicate(filled: LayerCache, groups: Sequence[Group], order: Tensor) -> La
     if pages:
         target[order.long().to(device)] = filled.pages[torch.tensor(pages, device=device)]
     rows = torch.tensor(slots, device=device)
-    return LayerCache(layout=layout, pages=target, ring=filled.ring[rows], sinks=filled.sinks[rows])
+    return replace(filled, pages=target, ring=filled.ring[rows], sinks=filled.sinks[rows])
 
 
 def _copies(cache: LayerCache, copies: int) -> list[LayerCache]:
@@ -254,7 +257,4 @@ def _copies(cache: LayerCache, copies: int) -> list[LayerCache]:
         parts = target.view(copies, *source.shape)
         parts.copy_(source)
         split.append(parts.unbind())
-    return [
-        LayerCache(layout=cache.layout, pages=pages, ring=ring, sinks=sinks)
-        for pages, ring, sinks in zip(*split, strict=True)
-    ]
+    return [replace(cache, pages=pages, ring=ring, sinks=sinks) for pages, ring, sinks in zip(*split, strict=True)]

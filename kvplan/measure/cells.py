@@ -5,12 +5,14 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from kvplan import __version__
+from kvplan.core.layouts import ModelLayout
 from kvplan.core.records import Cell, CellKey, CellStatus, Figure, Load
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Workload
 from kvplan.units import format_bytes
-from kvplan_kernels.format import UnsupportedError, check_kernel, parse
-from kvplan_kernels.layout import KVLayout, order_of
+from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.layer_formats import check_formats, parse_formats
+from kvplan_kernels.layout import order_of
 
 CACHE_MEMORY_SHARE: Final = 0.7
 """Of the memory left beside the weights, for one cell's cache; the rest is for activations, buffers and the system."""
@@ -62,7 +64,7 @@ def plan_cells(
     for loads in _loads(workload):
         for name in formats:
             for block in block_tokens:
-                key = _key(spec, setting, parse(name).name, block, loads)
+                key = _key(spec, setting, parse_formats(name).name, block, loads)
                 cell = _settle(key, spec, workload, setting)
                 if isinstance(cell, Cell):
                     settled.append(cell)
@@ -102,7 +104,7 @@ def _settle(key: CellKey, spec: ModelSpec, workload: Workload, setting: Setting)
         )
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=reason)
     try:
-        check_kernel(setting.kernel.partition("/")[0], parse(key.format))
+        check_formats(setting.kernel.partition("/")[0], parse_formats(key.format))
         figures = exact_figures(key, spec)
     except UnsupportedError as error:
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=str(error))
@@ -116,11 +118,9 @@ def _settle(key: CellKey, spec: ModelSpec, workload: Workload, setting: Setting)
     return Cell(key=key, status=CellStatus.OUT_OF_MEMORY, reason=reason, figures=figures)
 
 
-def layer_layouts(key: CellKey, spec: ModelSpec) -> tuple[KVLayout, ...]:
-    """Return every layer's layout; UnsupportedError where no kernel takes it."""
-    form = parse(key.format)
-    order = order_of(key.kernel)
-    return tuple(layer.layout(form, key.block_tokens, spec.float_type, order) for layer in spec.layers)
+def cell_layout(key: CellKey, spec: ModelSpec) -> ModelLayout:
+    """Return how a cell's cache is laid out; UnsupportedError where no kernel takes it."""
+    return ModelLayout(spec.layouts(parse_formats(key.format), key.block_tokens, order_of(key.kernel)))
 
 
 def exact_figures(key: CellKey, spec: ModelSpec) -> dict[str, Figure]:
@@ -129,14 +129,14 @@ def exact_figures(key: CellKey, spec: ModelSpec) -> dict[str, Figure]:
     Raises:
         UnsupportedError: No kernel lays the cell out.
     """
-    layouts = layer_layouts(key, spec)
+    layout = cell_layout(key, spec)
     held = [(load.sequences, load.bucket.total_tokens) for load in key.loads]
     sequences = sum(count for count, _ in held)
-    allocated = sum(count * layout.sequence_bytes(tokens) for layout in layouts for count, tokens in held)
-    logical = sum(count * layout.logical_bytes(tokens) for layout in layouts for count, tokens in held)
+    allocated = sum(count * layout.sequence_bytes(tokens) for count, tokens in held)
+    logical = sum(count * layout.logical_bytes(tokens) for count, tokens in held)
     read = sum(
-        count * layout.logical_bytes(min(tokens, layer.window_tokens or tokens))
-        for layout, layer in zip(layouts, spec.layers, strict=True)
+        count * own.logical_bytes(min(tokens, layer.window_tokens or tokens))
+        for own, layer in zip(layout.layers, spec.layers, strict=True)
         for count, tokens in held
     )
     return {

@@ -41,6 +41,7 @@ class Job:
         has_weights: Whether the model can be run; else its kernels alone are measured.
         groups: Cells of a group are interleaved.
         memory_limit_bytes: Address space of the process; None is the system's own limit.
+        calibration: File of what formats have learned; None where none of the groups' formats learns anything.
     """
 
     model: str
@@ -54,6 +55,7 @@ class Job:
     effort: Effort
     groups: tuple[tuple[CellKey, ...], ...]
     memory_limit_bytes: int | None = None
+    calibration: str | None = None
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):

@@ -13,7 +13,7 @@ from kvplan.measure.jobs import Effort, Samples
 from kvplan.measure.stacks import DenseStack, Stack, groups_of, layer_bytes, layer_runs
 from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.ops import Ops
-from kvplan_kernels.format import parse
+from kvplan_kernels.layer_formats import parse_formats
 
 MEMORY_SHARE: Final = 0.6
 """Of the memory available, for the copies of all caches of a group."""
@@ -39,15 +39,15 @@ class KernelBench:
         self._ops = ops
         self.baseline = baseline_key(keys, spec)
         stacked = [*keys, *([] if self.baseline in keys else [self.baseline])]
-        runs = [(key, run) for key in stacked for run in layer_runs(key, spec)]
-        dense = [(self.baseline, run) for run in layer_runs(self.baseline, spec)]
-        sizes = [layer_bytes(run, groups_of(key)) for key, run in runs + dense]
-        reads = [run.count for _, run in runs + dense]
+        runs = [layer_runs(key, spec) for key in (*stacked, self.baseline)]  # the last are torch's
+        groups = groups_of(self.baseline)
+        sizes = [layer_bytes(run, groups) for of_stack in runs for run in of_stack]
+        reads = [run.count for of_stack in runs for run in of_stack]
         wanted = COLD_FACTOR * device.info.last_level_cache_bytes
         allowed = int(device.available_bytes() * MEMORY_SHARE)
         copies, self.cold_bytes = fitting_copies(sizes, reads_between(device, reads), wanted, allowed)
-        width = len(layer_runs(self.baseline, spec))
-        split = [copies[start : start + width] for start in range(0, len(copies), width)]
+        in_turn = iter(copies)
+        split = [[next(in_turn) for _ in of_stack] for of_stack in runs]
         self.stacks = {key: Stack(key, spec, ops, numbers) for key, numbers in zip(stacked, split, strict=False)}
         self._dense = DenseStack(self.baseline, spec, split[-1], ops.device)
         self._rotations = {self._name(key): stack.rotation for key, stack in self.stacks.items()}
@@ -84,7 +84,7 @@ class KernelBench:
 
     def _unfused(self, effort: Effort) -> dict[str, tuple[float, ...]]:
         calls: dict[str, Call] = {
-            key.label: stack.decode_unfused for key, stack in self.stacks.items() if parse(key.format).quantized
+            key.label: stack.decode_unfused for key, stack in self.stacks.items() if parse_formats(key.format).quantized
         }
         sampling = Sampling(samples=effort.kernel_samples, warmups=1, budget_s=effort.kernel_budget_s)
         rotations = {key.label: stack.rotation for key, stack in self.stacks.items()}

@@ -11,17 +11,18 @@ from kvplan.core.records import CellKey, Load
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill
 from kvplan.errors import DoesNotFitError, NotRecordedError
+from kvplan.measure.cells import cell_layout
 from kvplan.measure.device import Device
 from kvplan.measure.jobs import Job
 from kvplan.measure.kernel_figures import baseline_key
 from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.chunks import flushes_group
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.pool import CachedSequence, blocks_for, pool_bytes
+from kvplan.runtime.pool import CachedSequence
 from kvplan.runtime.session import Runtime, prefill_exact
+from kvplan.store.calibrations import Calibration
 from kvplan.units import format_bytes
-from kvplan_kernels.format import parse
-from kvplan_kernels.layout import order_of
+from kvplan_kernels.layer_formats import parse_formats
 
 MEMORY_SHARE: Final = 0.85
 WARMUP_STEPS: Final = 2
@@ -41,10 +42,18 @@ class _Part:
 class ModelBench:
     """Whole steps of the loaded model, for a group of cells that hold the same sequences."""
 
-    def __init__(self, device: Device, loaded: LoadedModel, job: Job, keys: Sequence[CellKey]) -> None:
+    def __init__(
+        self,
+        device: Device,
+        loaded: LoadedModel,
+        job: Job,
+        keys: Sequence[CellKey],
+        calibration: Calibration | None = None,
+    ) -> None:
         self._device = device
         self._loaded = loaded
         self._job = job
+        self._calibration = calibration
         self._spec = loaded.spec
         self._keys = tuple(keys)
         self._baseline = baseline_key(keys, loaded.spec)
@@ -131,11 +140,10 @@ class ModelBench:
         return {TPOT_LAUNCHED: launched, TPOT: recorded}
 
     def _runtime(self, key: CellKey) -> Runtime:
-        form = parse(key.format)
-        blocks, slots = pool_size(key)
+        blocks, slots = pool_size(key, self._spec)
         return Runtime(
-            self._loaded, form, block_tokens=key.block_tokens, blocks=blocks, slots=slots, kernel=self._job.kernel,
-            threads=self._job.threads,
+            self._loaded, parse_formats(key.format), block_tokens=key.block_tokens, blocks=blocks, slots=slots,
+            kernel=self._job.kernel, threads=self._job.threads, calibration=self._calibration,
         )  # fmt: skip
 
     def _warm_up(self, runtime: Runtime, prompt: list[int]) -> None:
@@ -209,15 +217,14 @@ class ModelBench:
 
 def cell_pool_bytes(key: CellKey, spec: ModelSpec) -> int:
     """Return the bytes of a runtime's pool for a cell."""
-    blocks, slots = pool_size(key)
-    form, order = parse(key.format), order_of(key.kernel)
-    return pool_bytes(spec, form, block_tokens=key.block_tokens, blocks=blocks, slots=slots, order=order)
+    blocks, slots = pool_size(key, spec)
+    return cell_layout(key, spec).pool_bytes(blocks=blocks, slots=slots)
 
 
-def pool_size(key: CellKey) -> tuple[int, int]:
+def pool_size(key: CellKey, spec: ModelSpec) -> tuple[int, int]:
     """Return the blocks and slots of a pool that holds a cell's sequences at full length and no more."""
-    form = parse(key.format)
-    blocks = sum(load.sequences * blocks_for(form, load.bucket.total_tokens, key.block_tokens) for load in key.loads)
+    layout = cell_layout(key, spec)
+    blocks = sum(load.sequences * layout.blocks(load.bucket.total_tokens) for load in key.loads)
     return blocks, sum(load.sequences for load in key.loads)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Final, NoReturn
 
 from kvplan import __version__, errors
@@ -46,6 +47,7 @@ class Request:
         command: What the user typed.
         cell_timeout_s: How long a process may take to start, and for a group of cells, before it counts as hung; None
             is `limit_s` of the device.
+        calibration: File of what formats have learned; None where none learns anything.
     """
 
     model: str
@@ -65,6 +67,7 @@ class Request:
     command: str = ""
     memory_limit_bytes: int | None = None
     cell_timeout_s: float | None = None
+    calibration: Path | None = None
 
     def quick(self) -> "Request":
         """Return the same with fewer samples, repeats and retries."""
@@ -195,6 +198,7 @@ class Session:
             effort=request.effort,
             groups=tuple(groups),
             memory_limit_bytes=request.memory_limit_bytes,
+            calibration=None if request.calibration is None else str(request.calibration),
         )
 
     def _take_base(self, message: Started) -> None:

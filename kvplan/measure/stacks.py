@@ -11,10 +11,11 @@ from torch import Tensor
 from kvplan.core.records import CellKey
 from kvplan.core.specs import LayerSpec, ModelSpec
 from kvplan.measure.beds import DenseBed, Group, PagedBed, synthetic
+from kvplan.measure.cells import cell_layout
 from kvplan.runtime.ops import Ops
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
-from kvplan_kernels.format import parse
-from kvplan_kernels.layout import KVLayout, ceil_div, order_of
+from kvplan_kernels.layout import KVLayout, ceil_div
+from kvplan_kernels.parameters import neutral
 
 PACK_COPIES: Final = 2
 """Caches that a prompt is packed into in turn; a page just written is not the next one written."""
@@ -36,11 +37,8 @@ class LayerRun:
 
 def layer_runs(key: CellKey, spec: ModelSpec) -> tuple[LayerRun, ...]:
     """Return the model's layers, those that cache the same together; UnsupportedError where no kernel takes one."""
-    form, order = parse(key.format), order_of(key.kernel)
-    return tuple(
-        LayerRun(layer, layer.layout(form, key.block_tokens, spec.float_type, order), count)
-        for layer, count in Counter(spec.layers).items()
-    )
+    stored = zip(spec.layers, cell_layout(key, spec).layers, strict=True)
+    return tuple(LayerRun(*one, count) for one, count in Counter(stored).items())
 
 
 def groups_of(key: CellKey) -> tuple[Group, ...]:
@@ -99,7 +97,8 @@ class Stack:
     @property
     def append_steps(self) -> int:
         """Steps in which every flush of the format falls at least once, and a few more."""
-        flushes = (self._runs[0].layout.format.key_flush, self._runs[0].layout.format.value_flush)
+        forms = [run.layout.format for run in self._runs]
+        flushes = [flush for form in forms for flush in (form.key_flush, form.value_flush)]
         shortest = min(group.tokens for group in self._groups)
         return min(shortest, 8 + max(flush.quantum_tokens for flush in flushes))
 
@@ -174,4 +173,4 @@ def _empty_cache(layout: KVLayout, tokens: int, device: str) -> tuple[LayerCache
         slots=torch.zeros(1, dtype=torch.int32, device=device),
         lengths=torch.zeros(1, dtype=torch.int32, device=device),
     )
-    return LayerCache.allocate(layout, blocks=max(1, blocks), slots=1, device=device), batch
+    return LayerCache.allocate(layout, blocks=max(1, blocks), slots=1, device=device, parameters=neutral(layout)), batch

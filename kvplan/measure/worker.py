@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Final, NoReturn, TextIO
 
@@ -23,7 +24,7 @@ from kvplan.core.specs import ModelSpec
 from kvplan.errors import DoesNotFitError, KvplanError
 from kvplan.measure.bandwidth import COPY, READ, bandwidths
 from kvplan.measure.beds import COLD_FACTOR
-from kvplan.measure.cells import exact_figures, layer_layouts
+from kvplan.measure.cells import cell_layout, exact_figures
 from kvplan.measure.device import Device
 from kvplan.measure.devices import open_device
 from kvplan.measure.environment import Watch
@@ -34,6 +35,7 @@ from kvplan.measure.kernel_figures import KernelBench, derived_figures
 from kvplan.measure.model_figures import ModelBench
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import Kernel, Ops, load_ops
+from kvplan.store.calibrations import Calibration, load_calibration
 from kvplan_kernels.layout import KVLayout
 
 _BANDWIDTHS: Final = {READ: "read_bandwidth_bytes_per_s", COPY: "copy_bandwidth_bytes_per_s"}
@@ -59,6 +61,7 @@ class Bench:
     job: Job
     loaded: LoadedModel | None
     bandwidth: tuple[float, ...]
+    calibration: Calibration | None = None
     checked: set[KVLayout] = field(default_factory=set)
 
 
@@ -125,7 +128,8 @@ def _prepare(job: Job, report: Report) -> Bench:
         base |= {_BANDWIDTHS[name]: found for name, found in _bandwidths(device, job.threads).items()}
         bandwidth = base[_BANDWIDTHS[READ]]
     report(Started(base=base, missing=missing))
-    return Bench(device=device, ops=ops, job=job, loaded=loaded, bandwidth=bandwidth)
+    calibration = None if job.calibration is None else load_calibration(Path(job.calibration), job.spec)
+    return Bench(device=device, ops=ops, job=job, loaded=loaded, bandwidth=bandwidth, calibration=calibration)
 
 
 def _bandwidths(device: Device, threads: int) -> dict[str, tuple[float, ...]]:
@@ -173,7 +177,7 @@ def _measure(bench: Bench, group: Sequence[CellKey]) -> list[Measured]:
             for samples in found.values():
                 samples.missing = dict.fromkeys(_OF_THE_MODEL, "the model has no weights here") | samples.missing
         else:
-            figures, missing = ModelBench(bench.device, bench.loaded, job, group).measure()
+            figures, missing = ModelBench(bench.device, bench.loaded, job, group, bench.calibration).measure()
             for key, samples in found.items():
                 samples.figures |= figures[key]
                 samples.missing |= missing[key]
@@ -190,7 +194,7 @@ def check_kernels(ops: Ops, spec: ModelSpec, group: Sequence[CellKey], checked: 
     if ops.name == Kernel.REFERENCE:
         return
     for key in group:
-        for layout in layer_layouts(key, spec):
+        for layout, _ in cell_layout(key, spec).counted:
             if layout not in checked:
                 check_decode(ops, layout, spec.query_heads)
                 checked.add(layout)

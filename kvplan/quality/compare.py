@@ -7,17 +7,17 @@ from torch import Tensor
 
 from kvplan.core.records import DocumentScore, RetrievalTrial
 from kvplan.core.specs import ModelSpec
+from kvplan.quality.lane import Lane
 from kvplan.quality.lanes import Span
 from kvplan.quality.passages import Passage
-from kvplan_kernels.format import CacheFormat
 
 
 @torch.inference_mode()
 def score_documents(
-    spans: Iterator[Span], passages: Sequence[Passage], formats: Sequence[CacheFormat], spec: ModelSpec
+    spans: Iterator[Span], passages: Sequence[Passage], lanes: Sequence[Lane], spec: ModelSpec
 ) -> list[tuple[DocumentScore, ...]]:
-    """Return each lane's scores but the first's, which is the 16-bit reference; *formats* are those of the others."""
-    tallies = [[_Tally() for _ in passages] for _ in formats]
+    """Return the scores of *lanes*: all but the first of the spans, which is the 16-bit reference."""
+    tallies = [[_Tally() for _ in passages] for _ in lanes]
     for span in spans:
         for row in range(span.logits[0].shape[0]):
             index = span.first_passage + row
@@ -27,9 +27,10 @@ def score_documents(
                 tallies[lane][index].add(reference, logits[row].float().log_softmax(-1), targets)
     return [
         tuple(
-            tally.score(quantized_positions(spec, form, passage)) for tally, passage in zip(lane, passages, strict=True)
+            tally.score(lane.quantized_positions(spec, passage))
+            for tally, passage in zip(tallied, passages, strict=True)
         )
-        for lane, form in zip(tallies, formats, strict=True)
+        for tallied, lane in zip(tallies, lanes, strict=True)
     ]
 
 
@@ -67,24 +68,6 @@ class _Tally:
             flips=self._flips,
             kl_values=tuple(self._kl),
         )
-
-
-def quantized_positions(spec: ModelSpec, form: CacheFormat, passage: Passage) -> int:
-    """Return how many scored positions of *passage*, a document, attend to a quantized token."""
-    first = len(passage.prompt)
-    return sum(reads_quantized(spec, form, position) for position in range(first, first + len(passage.fed)))
-
-
-def reads_quantized(spec: ModelSpec, form: CacheFormat, position: int) -> bool:
-    """Whether the token at *position* attends to a quantized token in any layer, in a cache of all up to itself."""
-    paged = max(0, position + 1 - form.sink_tokens)
-    last = -1
-    for tensor, flush in ((form.key, form.key_flush), (form.value, form.value_flush)):
-        if tensor.quantized and flush.quantized_tokens(paged):
-            last = max(last, form.sink_tokens + flush.quantized_tokens(paged) - 1)
-    return last >= 0 and any(
-        layer.window_tokens is None or last > position - layer.window_tokens for layer in spec.layers
-    )
 
 
 @torch.inference_mode()

@@ -2,35 +2,20 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
-from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill
+from kvplan.quality.lane import Lane, Room
 from kvplan.quality.passages import Passage
-from kvplan.runtime.chunks import chunk_sizes
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.ops import QUERIES_MAX, Kernel, unfused
-from kvplan.runtime.pool import CachedSequence, blocks_for
-from kvplan.runtime.session import Runtime, prefill_exact
-from kvplan_kernels.format import CacheFormat, parse
+from kvplan.runtime.ops import QUERIES_MAX
+from kvplan.runtime.session import Server, prefill_exact
 
 THROUGH_CACHE_TOKENS: Final = 128
 """Tokens of one forward pass of a prompt prefilled through the cache: all but the first of them read it."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lane:
-    """One way to compute the passages.
-
-    Attributes:
-        unfused: Whether torch's own attention reads the cache, and not the kernel.
-    """
-
-    format: CacheFormat
-    unfused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
@@ -47,47 +32,22 @@ class Span:
     logits: tuple[Tensor, ...]
 
 
-def reference_format(spec: ModelSpec) -> CacheFormat:
-    """Return the 16-bit format of the model's own type, which everything is compared with."""
-    return parse(spec.float_type)
-
-
 class Lanes:
-    """Runtimes that share one model, each with its own cache format."""
+    """Servers that share one model, each with its own cache.
+
+    Attributes:
+        servers: One a lane, in order.
+        poisoned_groups: Of each lane, until now.
+    """
 
     def __init__(
-        self,
-        loaded: LoadedModel,
-        lanes: Sequence[Lane],
-        *,
-        block_tokens: int,
-        tokens: int,
-        batch: int,
-        chunk_tokens: int,
-        prefill: Prefill,
-        kernel: Kernel | str,
-        threads: int | None = None,
+        self, loaded: LoadedModel, lanes: Sequence[Lane], room: Room, *, chunk_tokens: int, prefill: Prefill
     ) -> None:
-        self._lanes = tuple(lanes)
-        self._batch = batch
+        self._batch = room.batch
         self._chunk_tokens = chunk_tokens
         self._prefill = prefill
-        self.runtimes = tuple(
-            Runtime(
-                loaded,
-                lane.format,
-                block_tokens=block_tokens,
-                blocks=batch * blocks_for(lane.format, tokens, block_tokens),
-                slots=batch,
-                kernel=kernel,
-                threads=threads,
-            )
-            for lane in lanes
-        )
-        for runtime, lane in zip(self.runtimes, lanes, strict=True):
-            if lane.unfused:
-                runtime.ops = unfused(runtime.ops)
-        self.poisoned_groups = [0] * len(self._lanes)
+        self.servers: tuple[Server[Any], ...] = tuple(lane.open(loaded, room) for lane in lanes)
+        self.poisoned_groups = [0] * len(self.servers)
 
     def run(self, passages: Sequence[Passage], progress: Callable[[int], None]) -> Iterator[Span]:
         """Yield the logits of *passages*, all of equal lengths, span by span; *progress* hears tokens computed."""
@@ -97,23 +57,23 @@ class Lanes:
             try:
                 yield from self._feed(rows, first, held, progress)
             finally:
-                for runtime, sequences in zip(self.runtimes, held, strict=True):
+                for server, sequences in zip(self.servers, held, strict=True):
                     for sequence in sequences:
-                        runtime.free(sequence)
+                        server.free(sequence)
 
-    def _fill(self, rows: Sequence[Passage], progress: Callable[[int], None]) -> list[list[CachedSequence]]:
+    def _fill(self, rows: Sequence[Passage], progress: Callable[[int], None]) -> list[list[Any]]:
         """Prefill every row in every lane; in mode exact the 16-bit forward pass is one for all lanes."""
-        held: list[list[CachedSequence]] = [[] for _ in self.runtimes]
+        held: list[list[Any]] = [[] for _ in self.servers]
         for row in rows:
             if self._prefill is Prefill.EXACT:
-                filled = prefill_exact(self.runtimes, row.prompt)
+                filled = prefill_exact(self.servers, row.prompt)
                 progress(len(row.prompt))
             else:
                 filled = [
-                    runtime.prefill(row.prompt, self._prefill, max_batched_tokens=THROUGH_CACHE_TOKENS)
-                    for runtime in self.runtimes
+                    server.prefill(row.prompt, self._prefill, max_batched_tokens=THROUGH_CACHE_TOKENS)
+                    for server in self.servers
                 ]
-                progress(len(row.prompt) * len(self.runtimes))
+                progress(len(row.prompt) * len(self.servers))
             for lane, prefilled in enumerate(filled):
                 held[lane].append(prefilled.sequence)
         return held
@@ -122,20 +82,19 @@ class Lanes:
         self,
         rows: Sequence[Passage],
         first: int,
-        held: list[list[CachedSequence]],
+        held: list[list[Any]],
         progress: Callable[[int], None],
     ) -> Iterator[Span]:
         fed = torch.tensor([row.fed for row in rows], dtype=torch.int64, device="cpu")
-        prompt = len(rows[0].prompt)
         for start in range(0, fed.shape[1], QUERIES_MAX):
             part = fed[:, start : start + QUERIES_MAX]
             logits = []
-            for lane, (runtime, sequences) in enumerate(zip(self.runtimes, held, strict=True)):
-                sizes = chunk_sizes(self._lanes[lane].format, prompt + start, part.shape[1], self._chunk_tokens)
+            for lane, (server, sequences) in enumerate(zip(self.servers, held, strict=True)):
+                sizes = server.step_sizes(sequences, part.shape[1], self._chunk_tokens)
                 steps = []
                 for piece in torch.split(part, sizes, dim=1):
-                    steps.append(runtime.step(sequences, piece))
-                    self.poisoned_groups[lane] += runtime.spent.poisoned_groups
+                    steps.append(server.step(sequences, piece))
+                    self.poisoned_groups[lane] += server.spent.poisoned_groups
                 logits.append(torch.cat(steps, dim=1))
                 progress(part.numel())
             yield Span(first_passage=first, start=start, logits=tuple(logits))

@@ -9,18 +9,20 @@ import torch
 
 from kvplan import __version__
 from kvplan.core.formats import read_format
+from kvplan.core.layouts import lay_out
 from kvplan.core.records import Quality, QualityKey, RetrievalTrial
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Prefill, Search
 from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan.quality.compare import quantized_positions, score_documents, score_trials
-from kvplan.quality.lanes import Lane, Lanes, reference_format
+from kvplan.quality.calibrating import check_unseen
+from kvplan.quality.compare import score_documents, score_trials
+from kvplan.quality.lane import FormatLane, Lane, Room, read_lane, reference_format
+from kvplan.quality.lanes import Lanes
 from kvplan.quality.passages import Passage, cut_documents, data_digest, opening_ids, tokenize
 from kvplan.quality.retrieval import TEXT_FORM, make_trials, read_form
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX, Kernel
-from kvplan.runtime.pool import layer_layouts
-from kvplan_kernels.format import CacheFormat
+from kvplan.store.calibrations import Calibration
 
 _BATCH: Final = 8
 _SEED: Final = 20260801
@@ -105,6 +107,7 @@ def score(
     options: QualityOptions | None = None,
     *,
     text: str | None = None,
+    calibration: Calibration | None = None,
     progress: Progress = lambda _: None,
 ) -> list[Quality]:
     """Return what each of *formats* costs the model, in order.
@@ -113,36 +116,37 @@ def score(
     attention over the same 16-bit cache, which differs only in how it rounds.
 
     Raises:
-        InputError: No scored position of some format attends to a quantized token: the result would be of nothing.
-        UnsupportedFormatError: No kernel takes a format.
+        InputError: No scored position of some format attends to a quantized token: the result would be of nothing; a
+            format learns from the model and *calibration* has not, or was learned from text that is to be scored.
+        MissingPartError: A format is of a library that is not installed.
+        UnsupportedFormatError: No kernel takes a format, it names layers that the model does not have, or the library
+            whose it is fails on it.
     """
     options = options or QualityOptions()
     data = prepare(loaded, options, text)
-    reference = reference_format(loaded.spec)
-    forms = [read_format(name) for name in formats]
-    _check_quantized(loaded.spec, forms, data.documents)
-    lanes = [Lane(format=reference), *(Lane(format=form, unfused=form == reference) for form in forms)]
-    work = Lanes(
-        loaded,
-        lanes,
-        block_tokens=options.block_tokens,
-        tokens=max(passage.tokens for passage in (*data.documents, *data.trials)),
-        batch=min(options.batch, max(len(data.documents), len(data.trials))),
-        chunk_tokens=options.chunk_tokens,
-        prefill=options.prefill,
-        kernel=options.kernel,
-        threads=options.threads,
-    )
-    heard = _heard(progress, data, len(lanes), options.prefill)
-    trials: Sequence[tuple[RetrievalTrial, ...]] = [()] * len(forms)
+    lanes = [read_lane(name, loaded.spec) for name in formats]
+    room = _room(data, options, calibration)
+    for lane in lanes:
+        lane.check(loaded.spec, data.documents, room)
+    if calibration is not None:
+        check_unseen(calibration, (*data.documents, *data.trials))
+    reference = FormatLane(reference_format(loaded.spec))
+    work = Lanes(loaded, [reference, *lanes], room, chunk_tokens=options.chunk_tokens, prefill=options.prefill)
+    heard = _heard(progress, data, len(work.servers), options.prefill)
+    trials: Sequence[tuple[RetrievalTrial, ...]] = [()] * len(lanes)
     with _torch_threads(options.threads):
-        documents = score_documents(work.run(data.documents, heard), data.documents, forms, loaded.spec)
+        documents = score_documents(work.run(data.documents, heard), data.documents, lanes, loaded.spec)
         if data.trials:
-            trials = score_trials(work.run(data.trials, heard), data.trials, len(lanes))
-    _check_poisoned(forms, work.poisoned_groups[1:])
+            trials = score_trials(work.run(data.trials, heard), data.trials, len(work.servers))
+    _check_poisoned(lanes, work.poisoned_groups[1:])
+    names = [server.name for server in work.servers[1:]]
     return [
-        Quality(key=_key(loaded, lane, options, data.digest, work), documents=documents[i], trials=trials[i])
-        for i, lane in enumerate(lanes[1:])
+        Quality(
+            key=_key(loaded, lane, options, data.digest, names[i], calibration),
+            documents=documents[i],
+            trials=trials[i],
+        )
+        for i, lane in enumerate(lanes)
     ]
 
 
@@ -151,11 +155,22 @@ def default_formats(spec: ModelSpec, options: QualityOptions) -> list[str]:
     found = []
     for name in Search().formats:
         try:
-            layer_layouts(spec, read_format(name), options.block_tokens)
+            lay_out(spec, read_format(name), options.block_tokens)
         except UnsupportedFormatError:
             continue
         found.append(name)
     return found
+
+
+def _room(data: QualityData, options: QualityOptions, calibration: Calibration | None) -> Room:
+    return Room(
+        block_tokens=options.block_tokens,
+        tokens=max(passage.tokens for passage in (*data.documents, *data.trials)),
+        batch=min(options.batch, max(len(data.documents), len(data.trials))),
+        kernel=options.kernel,
+        threads=options.threads,
+        calibration=calibration,
+    )
 
 
 def _held_out_text() -> str:
@@ -197,34 +212,26 @@ def _heard(progress: Progress, data: QualityData, lanes: int, prefill: Prefill) 
     return add
 
 
-def _check_quantized(spec: ModelSpec, forms: Sequence[CacheFormat], documents: Sequence[Passage]) -> None:
-    for form in forms:
-        if form.quantized and not any(quantized_positions(spec, form, document) for document in documents):
-            raise InputError(
-                f"format {form}: no scored position attends to a quantized token; prompts have "
-                f"{len(documents[0].prompt)} tokens, {form.residual_tokens} newest and {form.sink_tokens} first tokens "
-                "stay in 16 bits",
-                hint="use a longer context",
-            )
-
-
-def _check_poisoned(forms: Sequence[CacheFormat], poisoned_groups: Sequence[int]) -> None:
-    for form, groups in zip(forms, poisoned_groups, strict=True):
+def _check_poisoned(lanes: Sequence[Lane], poisoned_groups: Sequence[int]) -> None:
+    for lane, groups in zip(lanes, poisoned_groups, strict=True):
         if groups:
             raise UnsupportedFormatError(
-                f"format {form}: {groups} groups of this model's keys and values are not finite, or overflow their "
-                "fp16 scale and minimum"
+                f"format {lane.name}: {groups} groups of this model's keys and values are not finite, or overflow "
+                "their fp16 scale and minimum"
             )
 
 
-def _key(loaded: LoadedModel, lane: Lane, options: QualityOptions, digest: str, work: Lanes) -> QualityKey:
+def _key(
+    loaded: LoadedModel, lane: Lane, options: QualityOptions, digest: str, kernel: str, calibration: Calibration | None
+) -> QualityKey:
     return QualityKey(
         model_digest=loaded.spec.digest,
-        format=lane.format.name,
+        format=lane.name,
         block_tokens=options.block_tokens,
         prefill=options.prefill,
         chunk_tokens=options.chunk_tokens,
         data_digest=digest,
-        kernel=work.runtimes[0].ops.name,
+        kernel=kernel,
         kvplan_version=__version__,
+        calibration=lane.learned_digest(calibration),
     )

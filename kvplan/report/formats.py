@@ -30,8 +30,8 @@ def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
         bits = "-" if fact.unsupported else f"{fact.effective_bits:.2f}"
         table.add_row(
             escape(fact.name),
-            str(fact.bits_k),
-            str(fact.bits_v),
+            f"{fact.bits_k:.4g}",
+            f"{fact.bits_v:.4g}",
             bits,
             fused,
             ", ".join(fact.engines),
@@ -39,5 +39,9 @@ def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
             escape(fact.summary or fact.source),
         )
     console.print(table)
+    learning = ", ".join(fact.name for fact in facts if fact.learns)
+    say(console, f"Learned from the model first, by `kvplan calibrate`: {learning}.")
     names = "[kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>] with 8, 4 or 2 bits"
-    say(console, f"Further names: {names}, fp8_e4m3[-r<residual>][-s<sinks>].")
+    before = "unbias-, smooth-, order-, scaled- and had-, in this order"
+    say(console, f"Further names: {names}, fp8_e4m3[-r<residual>][-s<sinks>], after any of {before}.")
+    say(console, "Where layers differ: <format>@<layers>=<format>, as int4@0,1,-2,-1=bf16.")

@@ -139,7 +139,8 @@ def formats_json(facts: Sequence[FormatFacts]) -> str:
             "formats": [
                 {
                     "name": fact.name, "bits_k": fact.bits_k, "bits_v": fact.bits_v,
-                    "effective_bits": fact.effective_bits, "fused": fact.fused, "calibrated": False,
+                    "effective_bits": fact.effective_bits, "fused": fact.fused,
+                    "calibrated": bool(fact.learns), "learns": fact.learns,
                     "engines": fact.engines, "source": fact.source,
                     **({"bytes_per_token": fact.bytes_per_token} if fact.bytes_per_token is not None else {}),
                     **({"unsupported": fact.unsupported} if fact.unsupported else {}),

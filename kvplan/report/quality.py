@@ -41,10 +41,11 @@ def print_quality(
     console.print(table)
     quality, bounds = results[0]
     key = quality.key
+    kernels = ", ".join(dict.fromkeys(result.key.kernel for result, _ in results))
     lines = [
         f"{bounds.documents} documents, {bounds.positions} positions, each against {sixteen_bit} on the same tokens",
         f"at most: upper bound at {100 * bounds.confidence:g}%; keys: found of {bounds.trials}, in brackets at 16 bits",
-        f"prefill {key.prefill}, chunks of up to {key.chunk_tokens}, block size {key.block_tokens}, {key.kernel}",
+        f"prefill {key.prefill}, chunks of up to {key.chunk_tokens}, block size {key.block_tokens}, {kernels}",
     ]
     if any(result.key.format == sixteen_bit for result, _ in results):
         lines.append(floor)

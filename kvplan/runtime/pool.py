@@ -1,18 +1,22 @@
 """The memory of a model's cache: pages for all layers, handed out block by block to sequences."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 from typing import Final
 
 import torch
 from torch import Tensor
 
+from kvplan.core.layouts import lay_out
 from kvplan.core.memory import TABLE_STEP_BLOCKS
 from kvplan.core.specs import ModelSpec
-from kvplan.errors import DoesNotFitError, UnsupportedFormatError
+from kvplan.errors import DoesNotFitError
 from kvplan.runtime.memory import require_memory
 from kvplan_kernels.cache import Batch, LayerCache
-from kvplan_kernels.format import CacheFormat, UnsupportedError
-from kvplan_kernels.layout import KVLayout, Order, ceil_div
+from kvplan_kernels.layer_formats import ModelFormat
+from kvplan_kernels.layout import Order
+from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters
 
 _UNUSED: Final = 0
 
@@ -36,7 +40,8 @@ class CachePool:
     """Every layer's cache, and which sequence holds which page.
 
     A block number means the same page in every layer, so one block table serves all of them. Pages are counted: a full
-    page of a shared prefix belongs to several sequences and is freed with the last.
+    page of a shared prefix belongs to several sequences and is freed with the last. *parameters* are what the format
+    has learned, layer by layer.
 
     Raises:
         DoesNotFitError: The memory for it is not there.
@@ -46,24 +51,25 @@ class CachePool:
     def __init__(
         self,
         spec: ModelSpec,
-        form: CacheFormat,
+        form: ModelFormat,
         *,
         block_tokens: int,
         blocks: int,
         slots: int,
         order: Order = Order.LANES,
         device: str = "cpu",
+        parameters: Sequence[LayerParameters] = (),
     ) -> None:
         self.format = form
         self.block_tokens = block_tokens
         self._device = device
-        needed = pool_bytes(spec, form, block_tokens=block_tokens, blocks=blocks, slots=slots, order=order)
+        self.layout = lay_out(spec, form, block_tokens, order)
+        needed = self.layout.pool_bytes(blocks=blocks, slots=slots)
         require_memory(needed, f"the {form} cache of {blocks} blocks for {slots} sequences", device)
         self.caches = tuple(
-            LayerCache.allocate(layout, blocks=blocks, slots=slots, device=device)
-            for layout in layer_layouts(spec, form, block_tokens, order)
+            LayerCache.allocate(layout, blocks=blocks, slots=slots, device=device, parameters=learned)
+            for layout, learned in zip(self.layout.layers, parameters or repeat(NOTHING_LEARNED), strict=False)
         )
-        self.layout: KVLayout = self.caches[0].layout
         self._free_blocks = list(range(blocks - 1, -1, -1))
         self._free_slots = list(range(slots - 1, -1, -1))
         self._holders = [0] * blocks
@@ -113,7 +119,7 @@ class CachePool:
         Raises:
             DoesNotFitError: There are not enough free pages or slots; nothing has changed.
         """
-        shared = 0 if copy else min(self.layout.quantized_tokens(sequence.length)) // self.block_tokens
+        shared = 0 if copy else self.layout.whole_blocks(sequence.length)
         own = len(sequence.blocks) - shared
         self._check_free(own * count, f"{count} copies of a sequence of {sequence.length} tokens")
         if count > len(self._free_slots):
@@ -178,40 +184,3 @@ class CachePool:
 def _tables(slots: int) -> Tensor:
     """Return more columns of block tables; they stay on the host, which writes them."""
     return torch.full((slots, TABLE_STEP_BLOCKS), _UNUSED, dtype=torch.int32, device="cpu")
-
-
-def layer_layouts(
-    spec: ModelSpec, form: CacheFormat, block_tokens: int, order: Order = Order.LANES
-) -> tuple[KVLayout, ...]:
-    """Return every layer's layout, its codes in *order*.
-
-    Raises:
-        UnsupportedFormatError: No kernel takes the format with this model and block size.
-    """
-    try:
-        return tuple(layer.layout(form, block_tokens, spec.float_type, order) for layer in spec.layers)
-    except UnsupportedError as error:
-        raise UnsupportedFormatError(f"format {form} on {spec.name}: {error}") from error
-
-
-def pool_bytes(
-    spec: ModelSpec, form: CacheFormat, *, block_tokens: int, blocks: int, slots: int, order: Order = Order.LANES
-) -> int:
-    """Return the bytes of the pool that the same arguments would make."""
-    return sum(
-        blocks * layout.page_bytes + slots * (layout.ring_bytes + layout.sink_bytes)
-        for layout in layer_layouts(spec, form, block_tokens, order)
-    )
-
-
-def blocks_for(form: CacheFormat, tokens: int, block_tokens: int) -> int:
-    """Return the blocks that one sequence of *tokens* tokens needs.
-
-    >>> from kvplan_kernels.format import parse
-    >>> blocks_for(parse("kivi-k4v4-g64-r128"), 300, 64)
-    2
-    """
-    paged = max(0, tokens - form.sink_tokens)
-    key = form.key_flush.quantized_tokens(paged) if form.key.quantized else paged
-    value = form.value_flush.quantized_tokens(paged) if form.value.quantized else paged
-    return ceil_div(max(key, value), block_tokens)

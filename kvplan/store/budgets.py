@@ -8,7 +8,8 @@ from kvplan.core.budget import Budget, Limits
 from kvplan.errors import InputError
 from kvplan.store.documents import Value, open_document
 from kvplan.store.workloads import read_quality
-from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.layer_formats import parse_formats
 
 _KEYS: Final = ("schema", "memory", "memory_utilization", "default", "formats")
 _LIMIT_KEYS: Final = ("max_bytes_per_sequence", "min_sessions", "max_decode_ratio", "max_tpot_ms", "quality")
@@ -40,7 +41,7 @@ def _read_formats(value: Value, default: Limits) -> dict[str, Limits]:
     found: dict[str, Limits] = {}
     for name, entry in value.entries():
         try:
-            canonical = parse(name).name
+            canonical = parse_formats(name).name
         except (UnsupportedError, ValueError) as error:
             message, _, hint = str(error).partition("; ")
             entry.refuse(message, hint)

@@ -11,7 +11,8 @@ from kvplan.core.records import Cell, CellKey, Figure, Profile, Quality, Quality
 from kvplan.errors import InputError
 from kvplan.store.encoding import decode, encode
 from kvplan.store.files import read_file, write_atomically
-from kvplan_kernels.format import UnsupportedError, parse
+from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.layer_formats import parse_formats
 
 SCHEMA: Final = 1
 _FIELDS: Final = tuple(field.name for field in fields(Profile))
@@ -78,7 +79,7 @@ def check_records(path: Path, cells: tuple[Cell, ...], quality: tuple[Quality, .
 def _key_problem(key: CellKey | QualityKey, sound: set[str]) -> str:
     if key.format not in sound:
         try:
-            parse(key.format)
+            parse_formats(key.format)
         except (UnsupportedError, ValueError) as error:
             return str(error)
         sound.add(key.format)

@@ -10,7 +10,8 @@ from kvplan.engines.engine import Engine
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.store.documents import Section, Value, open_document
 from kvplan.units import parse_share
-from kvplan_kernels.format import FloatType, UnsupportedError, parse
+from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError
+from kvplan_kernels.layer_formats import parse_formats
 from kvplan_kernels.layout import BLOCK_TOKENS_MAX, LANES, KVLayout
 
 WEIGHTS: Final = ("bf16", "fp16", "int8", "int4", "fp8")
@@ -157,13 +158,17 @@ def _read_search(value: Value, engine: str | None) -> Search:
 
 def layout_refusal(format_name: str, block_tokens: int) -> str:
     """Return why no page of *block_tokens* holds the format, or nothing; the search skips such pairs."""
-    form = parse(format_name)
-    float_type = form.float_type or FloatType.BF16
     try:
-        KVLayout(format=form, kv_heads=1, head_dim=_PLAIN_HEAD_DIM, block_tokens=block_tokens, float_type=float_type)
+        for form in parse_formats(format_name).parts:
+            _lay_out_plain(form, block_tokens)
     except UnsupportedError as error:
         return str(error)
     return ""
+
+
+def _lay_out_plain(form: CacheFormat, block_tokens: int) -> KVLayout:
+    float_type = form.float_type or FloatType.BF16
+    return KVLayout(format=form, kv_heads=1, head_dim=_PLAIN_HEAD_DIM, block_tokens=block_tokens, float_type=float_type)
 
 
 def _read_formats(value: Value, engine: Engine) -> tuple[str, ...]:
@@ -182,7 +187,7 @@ def _format_name(value: Value, engine: Engine) -> str:
     if engine.has_format(name):
         return name
     try:
-        return parse(name).name
+        return parse_formats(name).name
     except (UnsupportedError, ValueError):  # ValueError: digits without end
         others = engines_with(name, engine)
     if others and engine.formats:  # a plan names it among what is refused
@@ -197,7 +202,7 @@ def read_format(value: Value) -> str:
     """Return the canonical name of the format that *value* names."""
     name = value.text()
     try:
-        return parse(name).name
+        return parse_formats(name).name
     except (UnsupportedError, ValueError) as error:  # ValueError: digits without end
         message, _, hint = str(error).partition("; ")
         value.refuse(message, hint)

@@ -229,6 +229,8 @@ def test_the_journal_of_an_interrupted_run_is_not_overwritten_either(
     [
         (["--force", "--resume"], ExitStatus.BAD_INPUT, "give one of them"),
         (["-f", "int3"], ExitStatus.UNSUPPORTED, "--format"),
+        (["-f", "transformers:quanto-int4"], ExitStatus.UNSUPPORTED, "`kvplan quality` scores it"),
+        (["-f", "vllm:nvfp4"], ExitStatus.UNSUPPORTED, "`kvplan size` counts its bytes"),
         (["--device", "cuda"], ExitStatus.UNSUPPORTED, "--device cpu"),
         (["--device", "abacus"], ExitStatus.BAD_INPUT, "abacus"),
         (["--max-disturbance", "lots"], ExitStatus.BAD_INPUT, "lots"),
@@ -314,3 +316,24 @@ def test_quality_is_scored_into_the_profile_and_resumed(
 
     assert scored == [["bf16", "int8"], ["int4"]]
     assert [result.key.format for result in load_profile(output).quality] == ["bf16", "int8", "int4"]
+
+
+def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_measured(
+    arguments: list[str], output: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments, "-f", "int4@0,4=bf16"]) == ExitStatus.UNSUPPORTED
+    says = "--format: int4@0,4=bf16 on demo: no layer 4 among the 4 that cache keys and values"
+    assert capsys.readouterr().err == f"error: {says}\n"
+    assert not output.exists()
+
+
+@pytest.mark.alone
+def test_a_format_by_layer_is_measured_like_any_other(
+    start: Callable[..., "subprocess.Popen[str]"], output: Path
+) -> None:
+    process = start("-f", "k4v4@-1,0=bf16", "--repeats", "1")
+    _, err = process.communicate(timeout=300)
+    assert process.returncode == ExitStatus.DONE, err
+    profile = load_profile(output)
+    assert {cell.key.format for cell in profile.cells} == {"int4@0,-1=bf16"}
+    assert {cell.status for cell in profile.cells} == {CellStatus.OK}

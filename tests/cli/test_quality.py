@@ -22,6 +22,15 @@ def test_the_table_has_a_row_a_format_and_says_what_it_rests_on(capsys: pytest.C
     assert "quality:" in err
 
 
+def test_transformers_own_cache_needs_no_kernel(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["quality", "demo", "-f", "transformers:fp8", "-f", "int8", *QUICK]) == 0
+    out = capsys.readouterr().out
+
+    assert [line.split()[0] for line in out.splitlines()[2:4]] == ["transformers:fp8", "int8"]
+    assert "block size 64, transformers-5." in out
+    assert ", cpu/" in out
+
+
 def test_json_on_standard_output_and_in_the_file_are_the_same(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -48,7 +57,10 @@ def test_json_on_standard_output_and_in_the_file_are_the_same(
         (["no-such/model"], 2, "no-such/model"),
         (["demo", "-f", "int3"], 3, "int3"),
         (["demo", "-f", "fp8_e4m3"], 3, "has no CPU kernel"),
+        (["demo", "-f", "transformers:int4"], 3, "transformers has no cache format"),
+        (["demo", "-f", "vllm:nvfp4"], 3, "a format of vLLM alone: kvplan has no kernel"),
         (["demo", "-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
+        (["demo", "-f", "int4@4=bf16"], 3, "int4@4=bf16 on demo: no layer 4 among the 4 that cache keys and values"),
         (["demo", "-f", "int4-r512"], 2, "no scored position attends to a quantized token"),
         (["demo", "--prefill", "fast"], 2, "use exact, through_cache"),
         (["demo", "--kernel", "gpu"], 2, "use cpu, triton, reference"),

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from kvplan.core.workloads import Search
 from kvplan.store.profiles import save_profile
 
 
@@ -236,3 +237,18 @@ def test_a_cpu_lacks_what_needs_a_gpus_capability(run: Any, workload: Path, prof
     body = json.loads(run("recommend", workload, "-p", profile, "--json").out)
     assert "nvfp4" not in {option["format"] for option in body["options"]}
     assert "needs a GPU of compute capability 10.0" in json.dumps(body["refused"])
+
+
+def test_a_format_by_layer_is_planned_with_and_started_by_its_name(
+    run: Any, workload: Path, tmp_path: Path, make: Any
+) -> None:
+    rewrite(
+        workload, "{formats: [bf16, int4@0=bf16@1=int8], block_size: [64]}", quality="{max_perplexity_increase: 2%}"
+    )
+    search = Search(formats=("bf16", "int4@0=bf16@1=int8"), block_tokens=(64,))
+    path = tmp_path / "mixed.json"
+    save_profile(make.profile(make.workload(search=search)), path)
+    answer = run("recommend", workload, "-p", path)
+    assert answer.status == 0
+    assert "quantize to 8 bits on average" in answer.out
+    assert 'Runtime(loaded, parse_formats("int4@0=bf16@1=int8"), block_tokens=64' in answer.out

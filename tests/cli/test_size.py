@@ -63,6 +63,10 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--tp", "2"], 3, "one device"),
         (["-f", "int3"], 3, "int3"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
+        (["-f", "int8@0=kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
+        (["-f", "int4@16=bf16"], 3, "no layer 16 among the 16 that cache keys and values"),
+        (["-f", "int4@0=bf16@0-1=int8"], 3, "two formats for layer 0"),
+        (["-f", "int4@0=bf16", "--engine", "vllm"], 3, "vllm has no cache format 'int4@0=bf16'; kvplan's runtime has"),
         (["--memory", "8GiB"], 2, "weights 8.46 GiB + activations"),
         (["--memory", "8GiB", "--kv-memory", "8GiB"], 2, "give one"),
         (["--kv-memory", "8 parsecs"], 2, "no size"),
@@ -329,3 +333,19 @@ def test_where_all_are_refused_the_status_is_that_of_one(run: Any, config: Path)
         alone = run("size", config, "--engine", "sglang", *options)
         both = run("size", config, "--engine", "trtllm", "--engine", "sglang", *options)
         assert (alone.status, both.status, alone.err) == (status, status, both.err)
+
+
+def test_bytes_by_layer_are_those_of_the_formats_of_the_layers(run: Any, config: Path) -> None:
+    names = ("int4", "bf16", "k4v4@0,1,-2,-1=bf16")
+    found = json.loads(run("size", config, *(f"-f{name}" for name in names), "--json").out)["results"]
+    four, sixteen, mixed = (result["allocated"] for result in found)
+    assert found[2]["format"] == "int4@0,1,-2,-1=bf16"
+    assert [group["layers"] for group in mixed["groups"]] == [4, 12]
+    for figure in ("bytes_per_sequence", "growth_bytes_per_token"):
+        assert mixed[figure] == pytest.approx((12 * four[figure] + 4 * sixteen[figure]) / 16)
+
+
+def test_pages_that_a_layer_leaves_empty_are_a_term_of_their_own(run: Any, config: Path) -> None:
+    answer = run("size", config, "-f", "int8-r1000@0=int8", "--context", "2048", "--terms")
+    assert "pages left empty" in answer.out
+    assert "pages left empty" not in run("size", config, "-f", "int8-r1000", "--context", "2048", "--terms").out

@@ -56,7 +56,7 @@ def test_a_shared_prefix_is_held_once_and_in_whole_blocks_only() -> None:
     shared = Bucket(name="a", prompt_tokens=640, generate_tokens=64, shared_prefix_tokens=200)
     model, alone = memory("int4", shared), memory("int4", shared, prefix_caching=False)
     saved = term(alone, "pages") - term(model, "pages")
-    assert saved == 3 * 3 * model.block_bytes
+    assert saved == 3 * 3 * model.layout.block_bytes
     assert memory("int4", replace(shared, shared_prefix_tokens=63)).pool_blocks(4) == alone.pool_blocks(4)
 
 

@@ -303,3 +303,21 @@ def test_eight_bits_are_milder_than_four_behind_a_long_residual(make: Any) -> No
     made = plan(make, buckets=short, search=Search(formats=("bf16", "kivi-k4v4-g64-r128", "int8"), block_tokens=(64,)))
     assert [option.format for option in made.options] == ["bf16", "int8", "kivi-k4v4-g64-r128"]
     assert made.options[2].effective_bits > made.options[1].effective_bits
+
+
+def test_formats_by_layer_stand_where_the_mean_of_their_bits_does(make: Any) -> None:
+    search = Search(formats=("int4", "int8", "int4@0=bf16", "bf16", "int4@4=bf16"), block_tokens=(64,))
+    workload = make.workload(search=search, memory_bytes=1 << 30, quality=QualityBudget())
+    made = make_plan(workload, make.model(), known(make.profile()))
+    assert [option.format for option in made.options] == ["bf16", "int8", "int4@0=bf16", "int4"]
+    assert [option.setting.bits for option in made.options] == [(16, 16), (8, 8), (7, 7), (4, 4)]
+    assert made.refused == (("int4@4=bf16", "no layer 4 among the 4 that cache keys and values"),)
+
+
+def test_a_pick_by_layer_is_said_with_its_mean(make: Any) -> None:
+    search = Search(formats=("bf16", "int4@0=bf16@1=int8"), block_tokens=(64,))
+    made = plan(make, search=search, quality=QualityBudget(), memory_bytes=150 * MIB)
+    assert made.pick is not None
+    assert made.pick.format == "int4@0=bf16@1=int8"
+    assert "quantize to 8 bits on average" in made.sentence
+    assert made.pick.memory.cache_bytes < made.options[0].memory.cache_bytes

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,6 +52,12 @@ def test_python_files_hold_what_the_engine_reads() -> None:
     text = launched("transformers", "m")
     assert json.loads(text.file_text)
     assert compile(launched("lmdeploy", "a'b").file_text, "config", "exec")
+
+
+def test_the_runtime_is_started_with_what_its_format_has_learned() -> None:
+    setting = Launch(model="m", format="unbias-int4", block_tokens=64, context_tokens=512, sequences=2, blocks=9)
+    assert ENGINES["kvplan"].launch(setting).command.endswith("slots=2, calibration=calibration)")
+    assert "calibration" not in ENGINES["kvplan"].launch(replace(setting, format="int4")).command
 
 
 NAMES = st.text("abc", min_size=1).map("x".__add__)

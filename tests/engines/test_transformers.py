@@ -18,15 +18,18 @@ from kvplan.core.allocation import Setup
 from kvplan.core.specs import ModelSpec
 from kvplan.engines import ENGINES
 from kvplan.engines import allocate as checked
-from kvplan.engines.engine import Launch
+from kvplan.engines.engine import Launch, find_format
 from kvplan.engines.transformers_cache import (
     EXTRA_INPUT,
+    FORMATS,
+    NAME,
     QUERY_ITSELF,
     ROWS,
     SCALES,
     STATIC,
     WAITING,
     allocate,
+    cache_config,
     launch,
 )
 from kvplan.errors import InputError, UnsupportedFormatError, UnsupportedModelError
@@ -68,12 +71,15 @@ def tiny(model_type: str) -> tuple[Any, Any, ModelSpec]:
     config = CONFIG_MAPPING[model_type](**values)
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16, attn_implementation="eager").eval()
-    found = read_geometry({**values, "model_type": model_type}, "config.json")
-    spec = ModelSpec(
+    return config, model, read_spec({**values, "model_type": model_type})
+
+
+def read_spec(config: dict[str, Any]) -> ModelSpec:
+    found = read_geometry(config, "config.json")
+    return ModelSpec(
         name="m", digest="d", architecture=found.architecture, layers=found.layers, query_heads=found.query_heads,
         hidden_size=found.hidden_size, vocab_size=found.vocab_size, context_tokens=found.context_tokens,
     )  # fmt: skip
-    return config, model, spec
 
 
 def tensors(value: Any, seen: set[int]) -> int:
@@ -91,6 +97,17 @@ def tensors(value: Any, seen: set[int]) -> int:
 def cached_bytes(cache: Any, names: tuple[str, ...]) -> int:
     seen: set[int] = set()
     return sum(tensors(getattr(layer, name, None), seen) for layer in cache.layers for name in names)
+
+
+def quantized_bytes(layer: Any) -> int:
+    """Bytes of the codes, scales and zeros of K and V of one layer."""
+    found = 0
+    for held in (layer._quantized_keys, layer._quantized_values):
+        codes, meta = (
+            held if isinstance(held, tuple) else (held._data._data, {"scale": held._scale, "zero": held._shift})
+        )
+        found += codes.nbytes + meta["scale"].nbytes + meta["zero"].nbytes
+    return found
 
 
 HELD = ("keys", "values", "indexer_keys", "conv_states", "recurrent_states")
@@ -126,6 +143,26 @@ def test_an_fp8_cache_has_a_scale_of_each_tensor() -> None:
         counted.sequence_bytes(TOKENS)
     )
     assert {term.name: term.bytes for term in counted.terms(TOKENS)} == {SCALES: scales}
+
+
+@pytest.mark.usefixtures("quanto_in_python")
+@pytest.mark.parametrize("tokens", [32, 96])
+@pytest.mark.parametrize("name", [form.name for form in FORMATS if form.quantized and form.name != "fp8"])
+def test_a_quantized_cache_is_as_large_as_counted(name: str, tokens: int) -> None:
+    """By the classes of optimum-quanto and hqq, of 2 heads of 64, in bf16."""
+    config = CONFIG_MAPPING["llama"](**BASE | {"hidden_size": 256, "num_hidden_layers": 2})
+    spec = read_spec(BASE | {"hidden_size": 256, "num_hidden_layers": 2, "model_type": "llama"})
+    if name in ("hqq-int2-axis1", "hqq-int1-axis1"):
+        with pytest.raises(UnsupportedFormatError, match="packs 2 groups of a token into broken bytes"):
+            allocate(spec, name, Setup(context_tokens=64))
+        return
+    cache: Any = QuantizedCache(config=config, **cache_config(find_format(NAME, FORMATS, name)))
+    tensor = torch.randn(1, 2, tokens, 64, dtype=torch.bfloat16)
+    for layer in cache.layers:
+        layer.update(tensor, tensor)
+
+    setup = Setup(context_tokens=64, options=frozenset({"residual_length=1"}))
+    assert sum(map(quantized_bytes, cache.layers)) == allocate(spec, name, setup).sequence_bytes(tokens)
 
 
 def test_a_window_keeps_a_token_less_and_a_convolution_an_input_more() -> None:
@@ -219,6 +256,8 @@ def test_the_call_and_the_config_are_those_that_generate_reads() -> None:
     assert read.cache_config == {"backend": "quanto", "nbits": 4, "q_group_size": 64, "residual_length": 128}
     plain = launch(Launch(model="m", format="bf16", block_tokens=1, context_tokens=64, sequences=1))
     assert plain.command == 'model.generate(**inputs, cache_implementation="dynamic")'
+    axis = launch(Launch(model="m", format="hqq-int8-axis1", block_tokens=1, context_tokens=64, sequences=1))
+    assert '"nbits": 8, "axis_key": 1, "axis_value": 1, "q_group_size"' in axis.command
     fp8 = launch(Launch(model="m", format="fp8", block_tokens=1, context_tokens=64, sequences=1))
     assert 'cache_config={"backend": "fp8"}' in fp8.command
 

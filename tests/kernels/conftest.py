@@ -102,7 +102,7 @@ def assert_decode_agrees(
             assert gap <= received_bound(query, key, inputs.options, ACCURACY[kernel]), (note, row, gap)
         if sequence.length and sequence.cache.layout.format.quantized and case.data not in NEAR_EXACT[kernel]:
             share, own = float(error.norm()), quantization_error(inputs, row)
-            assert share <= QUANTIZATION_SHARE * own, (note, row, share, own)
+            assert not own or share <= QUANTIZATION_SHARE * own, (note, row, share, own)  # codes may lose nothing
 
 
 @pytest.fixture(name="assert_decode_agrees")

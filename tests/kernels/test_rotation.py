@@ -18,7 +18,8 @@ from kvplan_kernels.layout import order_of
 from kvplan_kernels.native import loader
 from kvplan_kernels.native.rotation import rotate as compiled
 from kvplan_kernels.ops import OPS
-from kvplan_kernels.rotation import block_sizes, butterflies, hadamard, multiply, rotating_append
+from kvplan_kernels.rotation import block_sizes, butterflies, hadamard, multiply
+from kvplan_kernels.transforms import transforming_append
 
 HEAD_DIMS = st.sampled_from(range(32, 257, 8))
 FORMATS = ("had-int8", "had-k4v4-g64-r20-s4", "had-kivi-k4v2-g32-r32", "had-fp8_e4m3")
@@ -57,8 +58,8 @@ def test_formats_without_rotation_take_tensors_as_they_are() -> None:
     def handed(cache: LayerCache, _: None, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return key, value
 
-    called = rotating_append(butterflies)(handed)
-    values, short = torch.randn(3, 64), torch.randn(3, 32)
+    called = transforming_append(butterflies)(handed)
+    values, short = torch.randn(3, 2, 64), torch.randn(3, 2, 32)
     plain, rotated = (make_inputs(case(name)).cache for name in ("int8", "had-int8"))
     assert called(plain, None, values, values)[0] is values
     assert torch.equal(called(rotated, None, values, values)[0], butterflies(values))

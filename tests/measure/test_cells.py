@@ -8,7 +8,7 @@ from kvplan.core.workloads import Bucket, Prefill, Target, Workload
 from kvplan.measure.cells import Setting, cache_budget, exact_figures, plan_cells
 from kvplan.measure.model_figures import pool_size
 from kvplan.runtime.pool import CachePool
-from kvplan_kernels.format import parse
+from kvplan_kernels.layer_formats import parse_formats
 
 FULL = LayerSpec(kind=LayerKind.FULL, kv_heads=2, head_dim=32)
 SPEC = ModelSpec(
@@ -89,12 +89,12 @@ def test_a_bucket_holds_what_fits_and_the_mix_does_not_fit() -> None:
     assert chat == {"bf16": 4, "int8": 6}
 
 
-@pytest.mark.parametrize("form", ["bf16", "int8", "kivi-k4v2-g32-r64-s4", "kivi-paper"])
+@pytest.mark.parametrize("form", ["bf16", "int8", "kivi-k4v2-g32-r64-s4", "kivi-paper", "int4-r100@0=bf16@1=int8-s4"])
 def test_the_bytes_of_a_cell_are_the_bytes_of_the_pool_that_holds_it(form: str) -> None:
     key = plan_cells(WORKLOAD, SPEC, SETTING, formats=(form,), block_tokens=(32,)).groups[0][0]
-    blocks, slots = pool_size(key)
+    blocks, slots = pool_size(key, SPEC)
 
-    pool = CachePool(SPEC, parse(key.format), block_tokens=32, blocks=blocks, slots=slots)
+    pool = CachePool(SPEC, parse_formats(key.format), block_tokens=32, blocks=blocks, slots=slots)
 
     figures = exact_figures(key, SPEC)
     assert figures["cache_bytes"].value == pool.nbytes

@@ -17,16 +17,19 @@ from kvplan.core.figures import FIGURES
 from kvplan.core.records import CellKey, CellStatus, Load
 from kvplan.core.specs import ModelSpec
 from kvplan.core.workloads import Bucket, Prefill, Target, Workload
-from kvplan.errors import MismatchError, NotRecordedError
+from kvplan.errors import InputError, MismatchError, NotRecordedError
 from kvplan.measure import faults, worker
 from kvplan.measure.cells import Setting, exact_figures, plan_cells
 from kvplan.measure.device import CpuDevice
 from kvplan.measure.jobs import DECODER, Effort, Job, Measured, Message, Refused, Started
 from kvplan.measure.launch import WorkerDiedError, launch
+from kvplan.quality.calibrating import calibrate, calibration_documents
 from kvplan.runtime.chunks import flushes_group
+from kvplan.runtime.loading import load_model
 from kvplan.runtime.ops import Kernel, load_ops
 from kvplan.runtime.pool import CachedSequence
 from kvplan.runtime.session import Runtime
+from kvplan.store.calibrations import save_calibration
 from kvplan.store.models import load_model_spec
 from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.layout import KVLayout
@@ -107,6 +110,19 @@ def test_a_repeat_of_the_demo_model_has_every_figure_or_the_reason(
         assert message.conditions is not None
 
 
+def test_formats_that_learn_are_measured_with_what_they_learned(
+    run: Callable[[Job], list[Message]], job: Job, tmp_path: Path
+) -> None:
+    loaded, form, path = load_model("demo"), parse("unbias-order-k4v4-g32"), tmp_path / "c"
+    documents = calibration_documents(loaded, context_tokens=64, documents=1)
+    save_calibration(calibrate(loaded, [form], documents, versions={}), path)
+    key = replace(job.groups[-1][0], format=form.name)
+
+    assert cells(run(replace(job, groups=((key,),), calibration=str(path))))[key].status is CellStatus.OK
+    with pytest.raises(InputError, match="kvplan calibrate demo -f unbias-order-k4v4-g32"):
+        run(replace(job, groups=((key,),)))
+
+
 def test_interleaved_16_bit_times_are_those_of_the_16_bit_cell(run: Callable[[Job], list[Message]], job: Job) -> None:
     found = cells(run(replace(job, groups=job.groups[:1])))
 
@@ -179,6 +195,16 @@ def test_appending_covers_a_flush_of_every_format(run: Callable[[Job], list[Mess
 
     steps = {key.format: len(message.figures["append_s"]) for key, message in found.items()}
     assert steps == {"bf16": 9, "int8": 9, "kivi-k4v4-g32-r32": 40}
+
+
+def test_a_format_by_layer_has_the_figures_of_any_other(run: Callable[[Job], list[Message]], job: Job) -> None:
+    mixed = "int8@0=bf16@-1=kivi-k4v4-g32-r32"
+    group = tuple(replace(key, format=form) for key, form in zip(job.groups[1][:2], ("int8", mixed), strict=True))
+    found = {key.format: message for key, message in cells(run(replace(job, groups=(group,)))).items()}
+
+    assert found[mixed].status is CellStatus.OK
+    assert set(found[mixed].figures) == set(found["int8"].figures)
+    assert len(found[mixed].figures["append_s"]) == 40  # a flush of the layer that holds groups is among them
 
 
 def test_later_chunks_that_read_the_cache_are_in_the_time_to_the_first_token(

@@ -40,7 +40,7 @@ def test_light_commands_never_touch_torch(command: list[str]) -> None:
 
 
 def test_format_and_layout_need_only_the_standard_library() -> None:
-    loaded = _imported_by("import kvplan_kernels.format, kvplan_kernels.layout")
+    loaded = _imported_by("import kvplan_kernels.layer_formats, kvplan_kernels.layout")
     assert not loaded & {*HEAVY, "numpy", "yaml", "rich", "typer"}
 
 

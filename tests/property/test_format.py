@@ -1,4 +1,5 @@
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from kvplan_kernels.format import (
     Number,
     ResidualRule,
     TensorFormat,
+    Transform,
     UnsupportedError,
     parse,
 )
@@ -50,6 +52,24 @@ def pairs(draw: st.DrawFn) -> CacheFormat:
     )
     residual, sinks = draw(st.integers(0, 300)), draw(st.integers(0, 40))
     return CacheFormat(key=draw(tensors), value=draw(tensors), residual_tokens=residual, sink_tokens=sinks)
+
+
+@st.composite
+def transformed(draw: st.DrawFn) -> CacheFormat:
+    form = draw(formats() | pairs())
+    chosen = draw(st.sets(st.sampled_from(Transform)))
+    return replace(form, transforms=tuple(transform for transform in Transform if transform in chosen))
+
+
+@given(transformed())
+def test_transforms_are_named_in_order_or_refused(form: CacheFormat) -> None:
+    found = parsed_or_reason(form.name)
+    scales = {Transform.SCALED, Transform.SCALED_TENSOR} & set(form.transforms)
+    grouped = any(tensor.axis is Axis.TOKEN and tensor.group_size for tensor in (form.key, form.value))
+    floats = form.key.code.is_float or form.value.code.is_float
+    refused = len(scales) > 1 or (scales and not floats) or (Transform.ORDER in form.transforms and not grouped)
+    assert isinstance(found, str) if refused else found == form
+    assert set(form.calibrated) == set(form.transforms) - {Transform.HADAMARD}
 
 
 @given(formats() | pairs())
@@ -140,6 +160,15 @@ def test_names_have_one_canonical_form(name: str, canonical: str) -> None:
         "had-k7v4",
         "had-bf16",
         "had-had-int4",
+        "had-unbias-int4",
+        "smooth-unbias-int4",
+        "unbias-bf16",
+        "order-int4",
+        "order-fp8_e4m3",
+        "scaled-int4",
+        "scaled-tensor-scaled-fp8_e4m3",
+        "unbias-",
+        "unbias",
         "kivi-had-k4v4-g64",
         "kivi-paper-k2v2-g64-r32",
         "kivi-paper-k2v2-g64",

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
-from kvplan.quality.compare import reads_quantized, score_documents, score_trials
+from kvplan.quality.compare import score_documents, score_trials
+from kvplan.quality.lane import FormatLane, reads_quantized
 from kvplan.quality.lanes import Span
 from kvplan.quality.passages import Passage
 from kvplan_kernels.format import parse
@@ -35,7 +36,7 @@ def one_span(reference: list[list[float]], other: list[list[float]]) -> Iterator
 def test_likelihood_divergence_and_flips_by_hand() -> None:
     passage = Passage(prompt=(0, 0), fed=(0, 1), targets=(1, 0), scored=2)
     spans = one_span([[0.5, 0.5], [0.9, 0.1]], [[0.5, 0.5], [0.25, 0.75]])
-    ((document,),) = score_documents(spans, [passage], [parse("int8")], spec(None))
+    ((document,),) = score_documents(spans, [passage], [FormatLane(parse("int8"))], spec(None))
 
     assert document.nll_16bit == pytest.approx(-log(0.5) - log(0.9))
     assert document.nll == pytest.approx(-log(0.5) - log(0.25))
@@ -49,7 +50,7 @@ def test_equal_logits_diverge_by_exactly_nothing() -> None:
     passage = Passage(prompt=(0,), fed=(0,), targets=(1,), scored=1)
     rows = torch.randn(1, 1, 1000)
     spans = iter([Span(first_passage=0, start=0, logits=(rows, rows))])
-    ((document,),) = score_documents(spans, [passage], [parse("int8")], spec(None))
+    ((document,),) = score_documents(spans, [passage], [FormatLane(parse("int8"))], spec(None))
 
     assert (document.kl, document.flips, document.nll - document.nll_16bit) == (0, 0, 0)
 

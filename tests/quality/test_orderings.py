@@ -4,10 +4,17 @@ What does not reproduce on this model is said in docs/explanation/quality.md, an
 sinks, so keeping the first tokens in 16 bits gains nothing, and a rotation costs it at 2 bits.
 """
 
-import pytest
+from copy import deepcopy
 
+import pytest
+import torch
+
+from kvplan.quality.calibrating import calibrate, calibration_documents
 from kvplan.quality.scoring import QualityOptions, score
-from kvplan.runtime.loading import LoadedModel
+from kvplan.runtime.attention import switch
+from kvplan.runtime.loading import LoadedModel, attach
+from kvplan.store.calibrations import Calibration
+from kvplan_kernels.format import parse
 
 OPTIONS = QualityOptions(context_tokens=512, documents=6, trials=0)
 
@@ -16,9 +23,16 @@ OPTIONS = QualityOptions(context_tokens=512, documents=6, trials=0)
 def divergence(demo: LoadedModel) -> dict[str, float]:
     """The mean KL divergence from 16 bits in nats, by format."""
     names = ["k2v2-g32", "kivi-k2v2-g32", "k8v4", "k4v8", "int4", "had-int4", "k2v4-g32", "kivi-k2v4-g32"]
+    return divergences(demo, names, OPTIONS)
+
+
+def divergences(
+    loaded: LoadedModel, names: list[str], options: QualityOptions, calibration: Calibration | None = None
+) -> dict[str, float]:
+    """Return the mean KL divergence from 16 bits in nats, by format."""
     return {
         name: sum(document.kl for document in found.documents) / sum(document.positions for document in found.documents)
-        for name, found in zip(names, score(demo, names, OPTIONS), strict=True)
+        for name, found in zip(names, score(loaded, names, options, calibration=calibration), strict=True)
     }
 
 
@@ -36,3 +50,56 @@ def test_keys_need_their_bits_more_than_values_do(divergence: dict[str, float]) 
 def test_a_rotation_helps_4_bits_with_a_scale_per_token(divergence: dict[str, float]) -> None:
     """Ashkboos et al. 2024, QuaRot, arXiv 2404.00456; ggml-org/llama.cpp#21038."""
     assert divergence["had-int4"] < divergence["int4"]
+
+
+BIAS = 150.0
+"""Of two channels a head; the other keys of the demo model are within some 15."""
+STILL_PAIRS = 2
+
+
+def biased(demo: LoadedModel, bias: float) -> LoadedModel:
+    """Return the demo model with its slowest channels not rotated by RoPE at all, and a bias on them.
+
+    So the bias is the same for the keys of all tokens, and softmax does not see it: the model of every bias computes
+    the same. Without that RoPE turns it, and only what the slowest channels have of it is constant.
+    """
+    model = deepcopy(demo.model)
+    model.model.rotary_emb.inv_freq[-STILL_PAIRS:] = 0
+    half, dim = demo.spec.layers[0].head_dim // 2, demo.spec.layers[0].head_dim
+    with torch.no_grad():
+        for layer in model.model.layers:
+            by_head = layer.self_attn.k_proj.bias.view(-1, dim)
+            by_head[:, half - STILL_PAIRS : half] += bias
+    return attach(model, demo.tokenizer, demo.spec)
+
+
+def test_a_bias_that_is_the_same_for_all_tokens_changes_no_answer(demo: LoadedModel) -> None:
+    ids = torch.arange(5, 105)[None]
+    logits = []
+    for bias in (0.0, BIAS):
+        loaded = biased(demo, bias)
+        switch(loaded.model, "eager")
+        with torch.inference_mode():
+            logits.append(loaded.model(input_ids=ids, use_cache=False).logits)
+    torch.testing.assert_close(logits[1], logits[0], atol=2e-3, rtol=0)
+
+
+def test_int4_keys_collapse_under_a_bias_and_survive_without_it(demo: LoadedModel) -> None:
+    """Qwen2.5's keys have a bias of hundreds, and 4 bits a token break it: ggml-org/llama.cpp#21385, discussion 21297.
+
+    What survives it: keys per channel, as KIVI has them, and keys less their mean.
+    """
+    options = QualityOptions(context_tokens=256, documents=4, trials=0)
+    names = ["int4", "had-int4", "unbias-int4", "smooth-int4", "kivi-k4v4-g32"]
+    forms = [parse("unbias-int4"), parse("smooth-int4")]
+    found = {}
+    for bias in (0.0, BIAS):
+        loaded = biased(demo, bias)
+        documents = calibration_documents(loaded, context_tokens=256, documents=4)
+        found[bias] = divergences(loaded, names, options, calibrate(loaded, forms, documents, versions={}))
+    plain, shifted = found[0.0], found[BIAS]
+    assert shifted["int4"] > 10 * plain["int4"]
+    assert shifted["had-int4"] > 5 * plain["had-int4"]
+    assert shifted["smooth-int4"] < 0.3 * shifted["int4"]
+    assert shifted["unbias-int4"] < 1.5 * plain["unbias-int4"]
+    assert shifted["kivi-k4v4-g32"] < 1.5 * plain["kivi-k4v4-g32"]

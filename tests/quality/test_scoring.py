@@ -166,3 +166,22 @@ def test_default_formats_leave_out_what_does_not_lay_out(demo: LoadedModel) -> N
 
     assert "kivi-k4v4-g64-r128" in whole
     assert [name for name in whole if "kivi" not in name] == small_blocks
+
+
+def test_a_format_by_layer_costs_what_lies_between_its_parts(demo: LoadedModel) -> None:
+    eight, mixed, two = score(demo, ["int8", "int2@0,-1=int8", "int2"], replace(SMALL, trials=0))
+
+    assert mixed.key.format == "int2@0,-1=int8"
+    assert mean_kl(eight) < mean_kl(mixed) < mean_kl(two)
+    assert all(document.quantized_positions == document.positions for document in mixed.documents)
+
+
+def test_positions_of_a_format_by_layer_read_quantized_tokens_where_any_layer_does(demo: LoadedModel) -> None:
+    quality = score(demo, ["bf16@2=int4-r448"], replace(SMALL, trials=0, documents=1))[0]
+
+    assert [document.quantized_positions for document in quality.documents] == [512 - 448]
+
+
+def test_a_format_of_layers_that_the_model_does_not_have_is_refused(demo: LoadedModel) -> None:
+    with pytest.raises(UnsupportedFormatError, match="int4@4=bf16 on demo: no layer 4 among the 4"):
+        score(demo, ["int4@4=bf16"], SMALL)

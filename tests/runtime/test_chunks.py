@@ -9,6 +9,7 @@ from kvplan.runtime.chunks import chunk_sizes
 from kvplan.runtime.ops import load_ops
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.format import CacheFormat, parse
+from kvplan_kernels.layer_formats import parse_formats
 from kvplan_kernels.layout import KVLayout
 
 KERNEL_ROUNDING = {"reference": 1e-6, "cpu": 1e-3}
@@ -40,7 +41,7 @@ def seen_in_16_bits(form: CacheFormat, held: int, appended: int) -> tuple[int, i
 
 
 @given(
-    name=st.sampled_from(FORMATS),
+    name=st.sampled_from([*FORMATS, "bf16@0=int8-r64", "kivi-k4v4-g64-r128@0=kivi-k2v2-g32@-1=int8"]),
     start=st.integers(0, 400),
     tokens=st.integers(1, 300),
     limit=st.integers(1, 32),
@@ -48,17 +49,15 @@ def seen_in_16_bits(form: CacheFormat, held: int, appended: int) -> tuple[int, i
 def test_every_query_of_a_chunk_sees_as_many_16_bit_tokens_as_alone(
     name: str, start: int, tokens: int, limit: int
 ) -> None:
-    form = parse(name)
-    sizes = chunk_sizes(form, start, tokens, limit)
+    sizes = chunk_sizes(parse_formats(name), start, tokens, limit)
     assert sum(sizes) == tokens
     assert max(sizes) <= limit
-    if not form.quantized:
-        return
-    at = start
-    for size in sizes:
-        for held in range(at + 1, at + size + 1):
-            assert seen_in_16_bits(form, held, at + size) == seen_in_16_bits(form, held, held)
-        at += size
+    for form in (part for part in parse_formats(name).parts if part.quantized):
+        at = start
+        for size in sizes:
+            for held in range(at + 1, at + size + 1):
+                assert seen_in_16_bits(form, held, at + size) == seen_in_16_bits(form, held, held)
+            at += size
 
 
 @pytest.mark.parametrize(("name", "sizes"), [("int8", [32, 8]), ("bf16", [32, 8]), ("int8-r4", [1] * 40)])

@@ -9,12 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kvplan.core.layouts import ModelLayout, lay_out
 from kvplan.core.specs import LayerKind, LayerSpec, ModelSpec
 from kvplan.errors import DoesNotFitError
-from kvplan.runtime.pool import CachedSequence, CachePool, blocks_for, pool_bytes
-from kvplan_kernels.format import parse
+from kvplan.runtime.pool import CachedSequence, CachePool
+from kvplan_kernels.layer_formats import parse_formats
 
 FORMATS = ["bf16", "int8", "k8v4-g32", "kivi-k4v2-g32-r64", "kivi-paper-k2v2-g32-r64", "int4-r16-s4"]
+BY_LAYER = ["int4@0=bf16", "kivi-k4v2-g32-r64@-1=int8-s4"]
 
 
 def spec(head_dims: Iterable[int] = (64, 32)) -> ModelSpec:
@@ -31,7 +33,11 @@ def spec(head_dims: Iterable[int] = (64, 32)) -> ModelSpec:
 
 
 def pool(form: str, blocks: int = 16, slots: int = 4) -> CachePool:
-    return CachePool(spec(), parse(form), block_tokens=32, blocks=blocks, slots=slots)
+    return CachePool(spec(), parse_formats(form), block_tokens=32, blocks=blocks, slots=slots)
+
+
+def laid_out(form: str) -> ModelLayout:
+    return lay_out(spec(), parse_formats(form), 32)
 
 
 def filled(pages: CachePool, tokens: int) -> CachedSequence:
@@ -41,23 +47,23 @@ def filled(pages: CachePool, tokens: int) -> CachedSequence:
     return sequence
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, *BY_LAYER])
 def test_bytes_are_those_of_the_layout_and_of_the_tensors(form: str) -> None:
     pages = pool(form, blocks=7, slots=3)
     tensors = [tensor for cache in pages.caches for tensor in (cache.pages, cache.ring, cache.sinks)]
 
-    assert pages.nbytes == pool_bytes(spec(), parse(form), block_tokens=32, blocks=7, slots=3)
+    assert pages.nbytes == laid_out(form).pool_bytes(blocks=7, slots=3)
     assert pages.nbytes == sum(tensor.untyped_storage().nbytes() for tensor in tensors)
 
 
-@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("form", [*FORMATS, *BY_LAYER])
 def test_a_pool_of_exactly_one_sequence_has_the_bytes_of_that_sequence(form: str) -> None:
-    blocks = blocks_for(parse(form), 200, 32)
+    blocks = laid_out(form).blocks(200)
     pages = pool(form, blocks=blocks, slots=1)
     filled(pages, 200)
 
     assert pages.free_blocks == 0
-    assert pages.nbytes == sum(cache.layout.sequence_bytes(200) for cache in pages.caches)
+    assert pages.nbytes == laid_out(form).sequence_bytes(200)
 
 
 def test_a_shared_prefix_takes_its_full_pages_once() -> None:
@@ -142,9 +148,9 @@ def test_more_sequences_than_slots_are_refused() -> None:
 
 
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), form=st.sampled_from(FORMATS))
+@given(data=st.data(), form=st.sampled_from([*FORMATS, *BY_LAYER]))
 def test_whatever_happens_no_page_is_lost_or_held_twice(data: st.DataObject, form: str) -> None:
-    pages, held = pool(form, blocks=24, slots=5), list[CachedSequence]()
+    pages, held, layout = pool(form, blocks=24, slots=5), list[CachedSequence](), laid_out(form)
     for _ in range(data.draw(st.integers(1, 25))):
         action = data.draw(st.sampled_from(["open", "grow", "fork", "free"]))
         try:
@@ -165,6 +171,6 @@ def test_whatever_happens_no_page_is_lost_or_held_twice(data: st.DataObject, for
             break
         taken = {block for sequence in held for block in sequence.blocks}
         assert len(taken) + pages.free_blocks == 24
-        assert all(len(sequence.blocks) == blocks_for(parse(form), sequence.length, 32) for sequence in held)
+        assert all(len(sequence.blocks) == layout.blocks(sequence.length) for sequence in held)
     for sequence in held:
         pages.free(sequence)

@@ -15,7 +15,7 @@ from kvplan.runtime.attention import switch
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import unfused
 from kvplan.runtime.session import Runtime, prefill_exact
-from kvplan_kernels.format import parse
+from kvplan_kernels.layer_formats import parse_formats
 from kvplan_profiles import held_out_text
 
 FAMILIES = ["Llama", "Qwen2", "Qwen3", "Phi3", "Mistral", "Gemma2", "Gemma3Text", "GptOss", "Cohere2", "Olmo2"]
@@ -35,7 +35,7 @@ def token_ids(count: int, seed: int = 0) -> list[int]:
 
 def runtime(loaded: LoadedModel, form: str, **changes: Any) -> Runtime:
     options: dict[str, Any] = {"block_tokens": 32, "blocks": 64, "slots": 8, "kernel": "reference"} | changes
-    return Runtime(loaded, parse(form), **options)
+    return Runtime(loaded, parse_formats(form), **options)
 
 
 def stock_logits(loaded: LoadedModel, ids: list[int]) -> Tensor:
@@ -257,7 +257,7 @@ def test_steps_of_more_than_32_tokens_are_a_misuse(build: Build) -> None:
 
 def test_a_recordable_step_is_the_next_step_again_and_again(build: Callable[..., LoadedModel]) -> None:
     runtime = Runtime(
-        build("Llama"), parse("kivi-k4v4-g32-r16"), block_tokens=32, blocks=8, slots=2, kernel="reference"
+        build("Llama"), parse_formats("kivi-k4v4-g32-r16"), block_tokens=32, blocks=8, slots=2, kernel="reference"
     )
     first = runtime.prefill([5, 6, 7] * 20).sequence
     sequences = [first, *runtime.fork(first, 1, copy=True)]
@@ -269,3 +269,29 @@ def test_a_recordable_step_is_the_next_step_again_and_again(build: Callable[...,
     assert [sequence.length for sequence in sequences] == [60, 60]
     expected = runtime.step(sequences, token_ids)
     assert all(torch.equal(one, expected) for one in found)
+
+
+@pytest.mark.parametrize("kernel", ["reference", "cpu"])
+def test_each_layer_holds_the_bytes_of_its_own_format(build: Build, kernel: str) -> None:
+    loaded, prompt, rest = build("Llama"), token_ids(100), torch.tensor([token_ids(30, 7)])
+    forms = ("int4-r40@0=bf16@-1=kivi-k4v2-g32-s4", "bf16", "int4-r40", "kivi-k4v2-g32-s4")
+    runs = [runtime(loaded, form, kernel=kernel) for form in forms]
+    filled = prefill_exact(runs, prompt)  # K and V of every layer are those of 16 bits
+
+    pools = [run.pool for run in runs]
+    for layer, own in enumerate(pools[1:]):
+        found, expected = pools[0].caches[layer], own.caches[layer]
+        count = expected.layout.blocks(len(prompt))
+        ours, theirs = (one.sequence.blocks[:count] for one in (filled[0], filled[1 + layer]))
+        assert found.layout == expected.layout
+        assert torch.equal(found.pages[ours], expected.pages[theirs])
+        assert torch.equal(found.ring[filled[0].sequence.slot], expected.ring[filled[1 + layer].sequence.slot])
+        assert torch.equal(found.sinks[filled[0].sequence.slot], expected.sinks[filled[1 + layer].sequence.slot])
+
+    mixed, sixteen, coarse = (runs[n].step([filled[n].sequence], rest) for n in (0, 1, 3))
+    assert 0 < worst(mixed, sixteen) < worst(coarse, sixteen)
+
+
+def test_layers_that_a_model_does_not_have_are_refused_with_their_number(build: Build) -> None:
+    with pytest.raises(UnsupportedFormatError, match="no layer 3 among the 3 that cache keys and values"):
+        runtime(build("Llama"), "int4@3=bf16")

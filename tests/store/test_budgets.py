@@ -46,12 +46,20 @@ def test_a_format_takes_from_the_default_what_its_entry_leaves_out(load):
     assert budget.limits("k8v4") == budget.default
 
 
+def test_a_format_by_layer_has_limits_under_any_of_its_names(load):
+    budget = load(TEXT.replace("k8v8:", "int8@1,0=k4v4:"))
+    assert budget.limits("int8@0,1=int4").max_decode_ratio == 0.8
+    assert budget.limits("int8") == budget.default
+
+
 @pytest.mark.parametrize(
     ("old", "new", "says"),
     [
         ("memory: 24GiB\n", "", "min_sessions without memory; add memory: 24GiB"),
         ("int4:", "int5:", ":13: int5: unknown format 'int5'"),
         ("int4:", "int8:", ":13: int8: int8 has limits already"),
+        ("int4:", "k8v8@0=int8:", ":13: k8v8@0=int8: int8 has limits already"),
+        ("int4:", "int8@0,1:", "no format for layers '0,1'"),
         ("int4: {", "int4: {min_session: 3, ", ":13: unknown key 'min_session' in int4; did you mean min_sessions?"),
         ("min_sessions: 16", "min_sessions: 0", ":5: min_sessions: 0 is out of range"),
         ("max_decode_ratio: 0.8", "max_decode_ratio: 80%", ":11: max_decode_ratio: '80%' is no number"),

@@ -237,6 +237,14 @@ def test_a_pair_of_format_and_block_size_that_no_page_holds_is_left_to_the_searc
     assert layout_refusal("kivi-k4v4-g64", 64) == ""
 
 
+def test_formats_by_layer_stand_in_a_search_under_their_own_names(load, refuse):
+    workload = load(LEAST + 'search: {formats: ["int4@-1,0=bf16", kivi-k4v4-g32@0=int8], block_size: [64]}\n')
+    assert workload.search.formats == ("int4@0,-1=bf16", "kivi-k4v4-g32@0=int8")
+    assert load(dump_workload(workload)) == workload
+    assert "multiple of the group size 64" in layout_refusal("int8@0=kivi-k4v4-g64", 32)
+    assert "in quotes in YAML" in refuse(LEAST + "search: {formats: [int4@0,1=bf16]}\n")
+
+
 def test_no_pair_of_format_and_block_size_left_is_an_error(refuse):
     complaint = refuse(LEAST + "search:\n  formats: [kivi-k4v4-g64]\n  block_size: [32, 96]\n")
     assert complaint.startswith("w.yaml:7: block_size: ")

@@ -9,10 +9,10 @@ from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.calls import check_append, check_buffers, check_tokens
 from kvplan_kernels.native import abi, loader
 from kvplan_kernels.native.rotation import rotate
-from kvplan_kernels.rotation import rotating_append
+from kvplan_kernels.transforms import transforming_append
 
 
-@rotating_append(rotate)
+@transforming_append(rotate)
 def append(
     cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, *, threads: int | None = None
 ) -> int:

@@ -11,7 +11,8 @@ from kvplan_kernels.format import UnsupportedError
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import TensorGeometry, geometry
 from kvplan_kernels.layout import ceil_div
-from kvplan_kernels.rotation import multiply, rotating_append
+from kvplan_kernels.rotation import multiply
+from kvplan_kernels.transforms import transforming_append
 
 PAGE_TILE: Final = 32
 REST_TILE: Final = 16
@@ -34,7 +35,7 @@ def append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: 
     return int(poisons.item())
 
 
-@rotating_append(multiply)
+@transforming_append(multiply)
 def append_counting(
     cache: LayerCache,
     batch: Batch,

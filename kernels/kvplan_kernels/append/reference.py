@@ -7,8 +7,9 @@ from kvplan_kernels.cache import Batch, LayerCache
 from kvplan_kernels.calls import check_append
 from kvplan_kernels.format import Axis, TensorFormat
 from kvplan_kernels.quantize import quantize
-from kvplan_kernels.rotation import butterflies, rotating_append
+from kvplan_kernels.rotation import butterflies
 from kvplan_kernels.sequence import Sequence, sequences
+from kvplan_kernels.transforms import transforming_append
 from kvplan_kernels.views import (
     KEY,
     VALUE,
@@ -25,7 +26,7 @@ from kvplan_kernels.views import (
 from kvplan_kernels.words import float_codes, float_values
 
 
-@rotating_append(butterflies)
+@transforming_append(butterflies)
 def append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int:
     """Store new tokens, quantizing those that leave the residual.
 

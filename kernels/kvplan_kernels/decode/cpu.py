@@ -9,8 +9,10 @@ from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import check_buffers, check_decode, check_query
 from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.native import abi, loader
+from kvplan_kernels.transforms import transforming_decode
 
 
+@transforming_decode(None)
 def decode(
     cache: LayerCache,
     batch: Batch,

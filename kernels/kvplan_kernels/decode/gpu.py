@@ -13,7 +13,8 @@ from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
 from kvplan_kernels.layout import ceil_div
-from kvplan_kernels.rotation import multiply, rotating_decode
+from kvplan_kernels.rotation import multiply
+from kvplan_kernels.transforms import transforming_decode
 
 SPLIT_TOKENS_MIN: Final = 128
 ROWS_MAX: Final = 32
@@ -81,7 +82,7 @@ def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:
     return max(1, math.ceil(math.ceil(tokens / tile) / max(1, share)))
 
 
-@rotating_decode(multiply)
+@transforming_decode(multiply)
 def decode(
     cache: LayerCache,
     batch: Batch,

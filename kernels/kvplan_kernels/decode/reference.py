@@ -6,12 +6,13 @@ from torch import Tensor
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import check_decode
 from kvplan_kernels.decode.result import DecodeResult
-from kvplan_kernels.rotation import butterflies, rotating_decode
+from kvplan_kernels.rotation import butterflies
 from kvplan_kernels.sequence import sequences
+from kvplan_kernels.transforms import transforming_decode
 from kvplan_kernels.views import KEY, VALUE
 
 
-@rotating_decode(butterflies)
+@transforming_decode(butterflies)
 def decode(
     cache: LayerCache,
     batch: Batch,

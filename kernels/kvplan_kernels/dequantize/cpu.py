@@ -9,10 +9,10 @@ from kvplan_kernels.cache import TORCH_FLOAT, Batch, LayerCache
 from kvplan_kernels.calls import check_buffers, check_cache
 from kvplan_kernels.native import abi, loader
 from kvplan_kernels.native.rotation import rotate
-from kvplan_kernels.rotation import rotating_dequantize
+from kvplan_kernels.transforms import transforming_dequantize
 
 
-@rotating_dequantize(rotate)
+@transforming_dequantize(rotate)
 def dequantize(cache: LayerCache, batch: Batch, *, threads: int | None = None) -> tuple[Tensor, Tensor]:
     """Return K and V of each sequence in the layout's 16-bit type; `reference.dequantize` defines it.
 

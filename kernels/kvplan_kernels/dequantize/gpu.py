@@ -12,7 +12,8 @@ from kvplan_kernels.format import Number
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import TensorGeometry, geometry
 from kvplan_kernels.layout import ceil_div
-from kvplan_kernels.rotation import multiply, rotating_dequantize
+from kvplan_kernels.rotation import multiply
+from kvplan_kernels.transforms import transforming_dequantize
 
 TILE: Final = 32
 """Tokens of a program; fewer where the groups of tokens that share a scale are smaller."""
@@ -34,7 +35,7 @@ def dequantize(cache: LayerCache, batch: Batch) -> tuple[Tensor, Tensor]:
     return dequantize_tokens(cache, batch, int(batch.lengths.max()) if batch.lengths.numel() else 0)
 
 
-@rotating_dequantize(multiply)
+@transforming_dequantize(multiply)
 def dequantize_tokens(cache: LayerCache, batch: Batch, tokens: int) -> tuple[Tensor, Tensor]:
     """Return the first *tokens* of each sequence as `dequantize` does, zeros past its length: nothing is read back."""
     check_buffers(cache, batch)

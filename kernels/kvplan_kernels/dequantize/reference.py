@@ -5,12 +5,13 @@ from torch import Tensor
 
 from kvplan_kernels.cache import TORCH_FLOAT, Batch, LayerCache
 from kvplan_kernels.calls import check_cache
-from kvplan_kernels.rotation import butterflies, rotating_dequantize
+from kvplan_kernels.rotation import butterflies
 from kvplan_kernels.sequence import sequences
+from kvplan_kernels.transforms import transforming_dequantize
 from kvplan_kernels.views import KEY, VALUE
 
 
-@rotating_dequantize(butterflies)
+@transforming_dequantize(butterflies)
 def dequantize(cache: LayerCache, batch: Batch) -> tuple[Tensor, Tensor]:
     """Return K and V of each sequence in the layout's 16-bit type.
 

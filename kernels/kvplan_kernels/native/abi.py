@@ -163,7 +163,7 @@ def layout_struct(layout: KVLayout) -> Layout:
         float_type=FLOAT_TYPE[layout.float_type],
         sink_tokens=layout.format.sink_tokens,
         sink_capacity=layout.sink_capacity_tokens,
-        rotated=layout.format.transform is Transform.HADAMARD,
+        rotated=Transform.HADAMARD in layout.format.transforms,
         slab_bytes=layout.slab_bytes,
         page_bytes=layout.page_bytes,
         ring_bytes=layout.ring_bytes,

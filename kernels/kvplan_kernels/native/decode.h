@@ -11,6 +11,14 @@ constexpr float LOWEST = -1e30f; // running maximum before any token: finite, so
 constexpr float LOG2_E = 1.4426950408889634f;
 constexpr int64_t CHUNK_TILES_MIN = 4; // below, starting a task costs more than it saves
 
+// How the codes lie that a step takes: bits of the low and of the high plane, and whether they name levels of a table.
+constexpr int codes_of(int low, int high, bool table) { return low | high << 4 | table << 8; }
+constexpr int low_bits(int codes) { return codes & 15; }
+constexpr int high_bits(int codes) { return codes >> 4 & 15; }
+constexpr bool by_table(int codes) { return codes >> 8; }
+constexpr uint32_t byte_mask(int bits) { return ((1u << bits) - 1) * 0x01010101u; }
+constexpr int CODES_3 = codes_of(2, 1, false), CODES_4_TABLE = codes_of(4, 0, true);
+
 enum Store { STORE_CODES, STORE_VALUES };
 
 struct Tile {
@@ -22,6 +30,7 @@ struct Tile {
   const uint8_t *key_group[TILE_RUNS];               // the same for runs whose channels share scales
   const uint8_t *slab[TILE_RUNS];                    // of the page, for what is not read as it lies
   int32_t in_page[TILE_RUNS];
+  const uint8_t *key_high[TILE_RUNS], *value_high[TILE_RUNS]; // where steps take the high plane as it lies
 };
 
 struct Segment { // tokens that lie alike; indices count from `position`
@@ -59,6 +68,7 @@ struct Shape {
   int tile_tokens;
   NumberPlace key_numbers, value_numbers;
   bool expands; // tiles are made what the steps multiply before they do
+  int64_t key_high_bytes;
   int64_t key_page_bytes, value_page_bytes; // of a token's codes or values in pages
 };
 
@@ -92,12 +102,22 @@ struct Weights { // of one tile
 
 // ---- scores
 
+// Four codes to a word out of plane `k` of a word of low bits, and of the word of high bits that goes with it.
+template <int CODES> INLINE I codes_at(I low, I high, int k, const uint8_t *table) {
+  constexpr int LOW = low_bits(CODES), HIGH = high_bits(CODES);
+  I codes = k ? ishr(low, LOW * k) : low;
+  if (LOW < 8) codes = iand(codes, iset((int32_t)byte_mask(LOW)));
+  if (HIGH) codes = ior(codes, ishl(iand(k ? ishr(high, HIGH * k) : high, iset((int32_t)byte_mask(HIGH))), LOW));
+  return by_table(CODES) ? table_bytes(table, codes) : codes;
+}
+
 // Add the products of `words` words of each run to the dots; the operands start at the same channel.
-template <int BITS, int RB, int RUNS>
-INLINE void dot_words(const uint8_t *const *now, const uint8_t *const *next, const uint8_t *operands, int64_t first,
-                      int64_t words, Dot (&dot)[RB][RUNS]) {
-  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS, PLANE = ROWS * DIM_MOST;
-  const I mask = iset(BITS == 8 ? -1 : BITS == 4 ? 0x0f0f0f0f : 0x03030303);
+template <int CODES, int RB, int RUNS>
+INLINE void dot_words(const uint8_t *table, const uint8_t *const *now, const uint8_t *const *now_high,
+                      const uint8_t *const *next, const uint8_t *operands, int64_t first, int64_t words,
+                      Dot (&dot)[RB][RUNS]) {
+  constexpr int BITS = low_bits(CODES), HIGH = high_bits(CODES);
+  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS, PLANE = ROWS * DIM_MOST, SHARE = HIGH ? BITS / HIGH : 1;
   const uint8_t *from[RUNS], *ahead[RUNS];
 #pragma GCC unroll 4
   for (int j = 0; j < RUNS; j++) {
@@ -110,20 +130,22 @@ INLINE void dot_words(const uint8_t *const *now, const uint8_t *const *next, con
 #pragma GCC unroll 4
     for (int j = 0; j < RUNS; j++) dot[r][j] = dot_zero();
   for (int64_t at = 0; at < 64 * words; at += 64, operands += ELEMENTS) {
-    I word[RUNS];
+    I word[RUNS], high[RUNS];
 #pragma GCC unroll 4
     for (int j = 0; j < RUNS; j++) {
       word[j] = iload(from[j] + at);
+      high[j] = izero();
+      if (HIGH) { // a word of the high plane goes with several of the low one
+        const int64_t w = first + at / 64;
+        high[j] = ishr(iload(now_high[j] + w / SHARE * 64), (int)(w % SHARE) * PLANES * HIGH);
+      }
       prefetch(ahead[j] + at);
     }
 #pragma GCC unroll 4
     for (int k = 0; k < PLANES; k++) {
       I codes[RUNS];
 #pragma GCC unroll 4
-      for (int j = 0; j < RUNS; j++) {
-        codes[j] = k ? ishr(word[j], BITS * k) : word[j];
-        if (BITS < 8) codes[j] = iand(codes[j], mask);
-      }
+      for (int j = 0; j < RUNS; j++) codes[j] = codes_at<CODES>(word[j], high[j], k, table);
 #pragma GCC unroll 4
       for (int r = 0; r < RB; r++) {
         const uint8_t *at_row = operands + r * DIM_MOST + 4 * k;
@@ -142,9 +164,9 @@ INLINE F token_score(const Rows &rows, int group, int r, F dot, F scale, F minim
   return fma(codes, scale, fmul(minimum, fset(rows.sums[group][r])));
 }
 
-template <int BITS, int RB, int RUNS, bool CHANNEL>
+template <int CODES, int RB, int RUNS, bool CHANNEL>
 INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, const Tile &next, int run, float *out) {
-  constexpr int ELEMENTS = 32 / BITS;
+  constexpr int ELEMENTS = 32 / low_bits(CODES);
   const int words = (s.dim + ELEMENTS - 1) / ELEMENTS, groups = CHANNEL ? 1 : s.key_groups;
   const int per_group = groups == 1 ? words : s.layout->key.group / ELEMENTS;
   const uint8_t *operands = CHANNEL ? rows.channel_operands[0][0] : rows.operands[0][0];
@@ -152,7 +174,8 @@ INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, 
   for (int group = 0; group < groups; group++) {
     const int first = group * per_group, count = group == groups - 1 ? words - first : per_group;
     Dot dot[RB][RUNS];
-    dot_words<BITS, RB, RUNS>(now.key + run, next.key + run, operands, first, count, dot);
+    dot_words<CODES, RB, RUNS>(s.layout->key.table, now.key + run, now.key_high + run, next.key + run, operands, first,
+                               count, dot);
 #pragma GCC unroll 4
     for (int j = 0; j < RUNS; j++) {
       F scale = fzero(), minimum = fzero();
@@ -218,7 +241,7 @@ template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const T
   rows.channel_group = now.key_group[run];
 }
 
-template <int BITS, int RB, bool CHANNEL>
+template <int CODES, int RB, bool CHANNEL>
 void score_codes(const Shape &s, Rows &rows, const Tile &now, const Tile &next, float *out) {
   int run = 0;
   while (run < now.runs) {
@@ -228,8 +251,8 @@ void score_codes(const Shape &s, Rows &rows, const Tile &now, const Tile &next, 
       joint = joint && now.key_group[run + KVPLAN_KEY_RUNS - 1] == group;
       if (rows.channel_group != group) fill_channel_operands<RB>(s, rows, now, run);
     }
-    if (joint) score_codes_runs<BITS, RB, KVPLAN_KEY_RUNS, CHANNEL>(s, rows, now, next, run, out);
-    else score_codes_runs<BITS, RB, 1, CHANNEL>(s, rows, now, next, run, out);
+    if (joint) score_codes_runs<CODES, RB, KVPLAN_KEY_RUNS, CHANNEL>(s, rows, now, next, run, out);
+    else score_codes_runs<CODES, RB, 1, CHANNEL>(s, rows, now, next, run, out);
     run += joint ? KVPLAN_KEY_RUNS : 1;
   }
 }
@@ -394,11 +417,11 @@ INLINE void fill_value_operands(const Shape &s, Rows &rows, const Tile &now, con
   for (int r = 0; r < RB; r++) fstore(rows.minima + (group * ROWS + r) * LANES, minima[r]);
 }
 
-template <int BITS, int RB, int VECTORS, bool PART>
+template <int CODES, int RB, int VECTORS, bool PART>
 INLINE void add_codes_vectors(const Shape &s, Rows &rows, const Tile &now, const Tile &next, const Weights &w,
                               const Weighted &o, int vector) {
-  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS, PLANE = ROWS * TILE;
-  const I mask = iset(BITS == 8 ? -1 : BITS == 4 ? 0x0f0f0f0f : 0x03030303);
+  constexpr int BITS = low_bits(CODES), HIGH = high_bits(CODES);
+  constexpr int ELEMENTS = 32 / BITS, PLANES = 8 / BITS, PLANE = ROWS * TILE, HIGH_ELEMENTS = HIGH ? 32 / HIGH : 1;
   Dot dot[RB][VECTORS];
 #pragma GCC unroll 4
   for (int r = 0; r < RB; r++)
@@ -410,20 +433,23 @@ INLINE void add_codes_vectors(const Shape &s, Rows &rows, const Tile &now, const
     const uint8_t *from = now.value[j] + offset, *ahead = next.value[j] + offset;
 #pragma GCC unroll 1
     for (int e = 0; e < LANES; e += ELEMENTS, from += stride, ahead += stride, operands += ELEMENTS) {
-      I word[VECTORS];
+      I word[VECTORS], high[VECTORS];
 #pragma GCC unroll 4
       for (int v = 0; v < VECTORS; v++) {
-        word[v] = PART ? iload_part(from + 64 * v, s.tail) : iload(from + 64 * v);
+        word[v] = word_load<PART>(from + 64 * v, s.tail);
+        high[v] = izero();
+        if (HIGH) {
+          const int token = now.in_page[j] + e;
+          const I row = word_load<PART>(now.value_high[j] + token / HIGH_ELEMENTS * stride + offset + 64 * v, s.tail);
+          high[v] = ishr(row, token % HIGH_ELEMENTS / 4 * HIGH);
+        }
         prefetch(ahead + 64 * v);
       }
 #pragma GCC unroll 4
       for (int k = 0; k < PLANES; k++) {
         I codes[VECTORS];
 #pragma GCC unroll 4
-        for (int v = 0; v < VECTORS; v++) {
-          codes[v] = k ? ishr(word[v], BITS * k) : word[v];
-          if (BITS < 8) codes[v] = iand(codes[v], mask);
-        }
+        for (int v = 0; v < VECTORS; v++) codes[v] = codes_at<CODES>(word[v], high[v], k, s.layout->value.table);
 #pragma GCC unroll 4
         for (int r = 0; r < RB; r++) {
           const uint8_t *at_row = operands + r * TILE + 4 * k;
@@ -445,7 +471,7 @@ INLINE void add_codes_vectors(const Shape &s, Rows &rows, const Tile &now, const
   }
 }
 
-template <int BITS, int RB>
+template <int CODES, int RB>
 void add_codes(const Shape &s, Rows &rows, const Tile &now, const Tile &next, Weights &w) {
   const int per_group = s.value_groups == 1 ? s.vectors : s.layout->value.group / LANES;
   const int whole = s.tail == ALL ? s.vectors : s.vectors - 1;
@@ -456,9 +482,9 @@ void add_codes(const Shape &s, Rows &rows, const Tile &now, const Tile &next, We
     const int whole_end = end < whole ? end : whole;
     int v = group * per_group;
     for (; v + KVPLAN_VALUE_VECTORS <= whole_end; v += KVPLAN_VALUE_VECTORS)
-      add_codes_vectors<BITS, RB, KVPLAN_VALUE_VECTORS, false>(s, rows, now, next, w, o, v);
-    for (; v < whole_end; v++) add_codes_vectors<BITS, RB, 1, false>(s, rows, now, next, w, o, v);
-    if (v < end) add_codes_vectors<BITS, RB, 1, true>(s, rows, now, next, w, o, v);
+      add_codes_vectors<CODES, RB, KVPLAN_VALUE_VECTORS, false>(s, rows, now, next, w, o, v);
+    for (; v < whole_end; v++) add_codes_vectors<CODES, RB, 1, false>(s, rows, now, next, w, o, v);
+    if (v < end) add_codes_vectors<CODES, RB, 1, true>(s, rows, now, next, w, o, v);
   }
 }
 
@@ -547,36 +573,51 @@ typedef void (*ScoreFunction)(const Shape &, Rows &, const Tile &, const Tile &,
 typedef void (*WeighFunction)(const Shape &, Rows &, const Tile &, Weights &);
 typedef void (*AddFunction)(const Shape &, Rows &, const Tile &, const Tile &, Weights &);
 
-// The bits of the codes that the steps are handed: 16 for values, 8 for levels that were expanded.
-INLINE int step_bits(const kvplan_tensor &t) {
-  return t.bits == 16 || is_float(t) ? 16 : codes_direct(t) ? t.bits : 8;
+// Whether a step takes a tensor's codes as they lie.
+INLINE bool codes_direct(const kvplan_tensor &t) {
+  if (codes_plain(t)) return true;
+#ifdef KVPLAN_AMX
+  return false; // tiles want a byte a code
+#else
+  const int codes = codes_of(t.low_bits, t.high_bits, t.map == KVPLAN_MAP_TABLE);
+  return !is_float(t) && (codes == CODES_3 || codes == CODES_4_TABLE);
+#endif
+}
+// How the codes lie that the steps are handed: 16 for values, bytes where they were expanded.
+INLINE int step_codes(const kvplan_tensor &t) {
+  if (t.bits == 16 || is_float(t)) return 16;
+  return codes_direct(t) ? codes_of(t.low_bits, t.high_bits, t.map == KVPLAN_MAP_TABLE) : 8;
 }
 
 template <int RB> ScoreFunction choose_score(const kvplan_layout &l, int store) {
-  const int bits = store == STORE_VALUES ? 16 : step_bits(l.key);
+  const int codes = store == STORE_VALUES ? 16 : step_codes(l.key);
 #ifdef KVPLAN_AMX
-  if (bits == 16 && l.float_type == KVPLAN_BF16) return score_values_tiles<RB>;
+  if (codes == 16 && l.float_type == KVPLAN_BF16) return score_values_tiles<RB>;
   const bool chunks = l.key.per_channel || l.key.group % CHUNK == 0 || l.key.group >= l.head_dim;
-  if (bits < 16 && chunks) {
-    if (bits == 8) return l.key.per_channel ? score_codes_tiles<8, RB, true> : score_codes_tiles<8, RB, false>;
-    if (bits == 4) return l.key.per_channel ? score_codes_tiles<4, RB, true> : score_codes_tiles<4, RB, false>;
+  if (codes != 16 && chunks) {
+    if (codes == 8) return l.key.per_channel ? score_codes_tiles<8, RB, true> : score_codes_tiles<8, RB, false>;
+    if (codes == 4) return l.key.per_channel ? score_codes_tiles<4, RB, true> : score_codes_tiles<4, RB, false>;
     return l.key.per_channel ? score_codes_tiles<2, RB, true> : score_codes_tiles<2, RB, false>;
   }
 #endif
-  if (bits == 16) return l.float_type == KVPLAN_BF16 ? score_values<KVPLAN_BF16, RB> : score_values<KVPLAN_FP16, RB>;
-  if (bits == 8) return l.key.per_channel ? score_codes<8, RB, true> : score_codes<8, RB, false>;
-  if (bits == 4) return l.key.per_channel ? score_codes<4, RB, true> : score_codes<4, RB, false>;
+  if (codes == 16) return l.float_type == KVPLAN_BF16 ? score_values<KVPLAN_BF16, RB> : score_values<KVPLAN_FP16, RB>;
+  if (codes == 8) return l.key.per_channel ? score_codes<8, RB, true> : score_codes<8, RB, false>;
+  if (codes == 4) return l.key.per_channel ? score_codes<4, RB, true> : score_codes<4, RB, false>;
+  if (codes == CODES_3) return l.key.per_channel ? score_codes<CODES_3, RB, true> : score_codes<CODES_3, RB, false>;
+  if (codes == CODES_4_TABLE) return score_codes<CODES_4_TABLE, RB, false>;
   return l.key.per_channel ? score_codes<2, RB, true> : score_codes<2, RB, false>;
 }
 
 template <int RB> AddFunction choose_add(const kvplan_layout &l, int store) {
-  const int bits = store == STORE_VALUES ? 16 : step_bits(l.value);
+  const int codes = store == STORE_VALUES ? 16 : step_codes(l.value);
 #ifdef KVPLAN_AMX
-  if (bits == 16 && l.float_type == KVPLAN_BF16) return add_values_tiles<RB>;
-  if (bits < 16) return bits == 8 ? add_codes_tiles<8, RB> : bits == 4 ? add_codes_tiles<4, RB> : add_codes_tiles<2, RB>;
+  if (codes == 16 && l.float_type == KVPLAN_BF16) return add_values_tiles<RB>;
+  if (codes != 16) return codes == 8 ? add_codes_tiles<8, RB> : codes == 4 ? add_codes_tiles<4, RB> : add_codes_tiles<2, RB>;
 #endif
-  if (bits == 16) return l.float_type == KVPLAN_BF16 ? add_values<KVPLAN_BF16, RB> : add_values<KVPLAN_FP16, RB>;
-  return bits == 8 ? add_codes<8, RB> : bits == 4 ? add_codes<4, RB> : add_codes<2, RB>;
+  if (codes == 16) return l.float_type == KVPLAN_BF16 ? add_values<KVPLAN_BF16, RB> : add_values<KVPLAN_FP16, RB>;
+    if (codes == CODES_3) return add_codes<CODES_3, RB>;
+  if (codes == CODES_4_TABLE) return add_codes<CODES_4_TABLE, RB>;
+  return codes == 8 ? add_codes<8, RB> : codes == 4 ? add_codes<4, RB> : add_codes<2, RB>;
 }
 
 struct Steps {

@@ -19,20 +19,18 @@ INLINE bool tensor_expands(const kvplan_tensor &t) {
 INLINE void prefetch_span(const uint8_t *from, int64_t bytes) {
   for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
 }
+// Where the planes of a run of V begin, of which 16 tokens take 2 * dim bytes a bit.
+INLINE const uint8_t *high_row(const Shape &s, const kvplan_tensor &v, const Tile &t, int j) {
+  return t.value_high[j] + (int64_t)t.in_page[j] / LANES * 2 * s.dim * v.high_bits;
+}
 INLINE void prefetch_key(const Shape &s, const Tile &t) {
-  const kvplan_tensor &k = s.layout->key;
-  for (int j = 0; j < t.runs; j++) {
-    const Planes p = key_planes(k, s.dim, t.slab[j], t.in_page[j]);
-    prefetch_span(p.low, 64 * key_words(s.dim, k.low_bits));
-    prefetch_span(p.high, 64 * key_words(s.dim, k.high_bits));
-  }
+  for (int j = 0; j < t.runs; j++) prefetch_span(t.key[j], LANES * s.key_page_bytes);
 }
 INLINE void prefetch_value(const Shape &s, const Tile &t) {
   const kvplan_tensor &v = s.layout->value;
   for (int j = 0; j < t.runs; j++) {
-    const int64_t run = 2 * s.dim, at = t.in_page[j] / LANES * run; // 16 tokens take a run for each bit
-    prefetch_span(t.slab[j] + v.codes + at * v.low_bits, run * v.low_bits);
-    prefetch_span(t.slab[j] + v.high + at * v.high_bits, run * v.high_bits);
+    const int64_t run = (int64_t)2 * s.dim * v.low_bits;
+    prefetch_span(t.slab[j] + v.codes + t.in_page[j] / LANES * run, run);
   }
 }
 
@@ -68,6 +66,27 @@ INLINE void expand_key_numbers(const Shape &s, Tile &t, Expanded &x) {
   }
 }
 
+constexpr uint16_t VALUE_NAN = 0x7fff; // of bf16 and fp16
+
+// Make NaN of the tokens of a run of expanded floats that are poisoned: lanes of K, rows of V.
+INLINE void poison_key(const Shape &s, const Planes &p, uint8_t *words) {
+  Mask bad = 0;
+  for (int i = 0; i < LANES; i++) {
+    uint32_t codes;
+    memcpy(&codes, p.low + 4 * i, 4);
+    bad |= (Mask)is_poison(codes, 0) << i;
+  }
+  for (int w = 0; bad && w < s.dim / 2; w++) istore_part(words + 64 * w, bad, iset(VALUE_NAN << 16 | VALUE_NAN));
+}
+INLINE void poison_value(const Shape &s, const Planes &p, uint8_t *words) {
+  for (int i = 0; i < LANES; i++) {
+    uint32_t codes;
+    memcpy(&codes, p.low + (p.first + i / 4) * p.stride, 4);
+    uint16_t *row = (uint16_t *)(words + i / 2 * 4 * s.dim);
+    for (int c = 0; is_poison(codes, i % 4) && c < s.dim; c++) row[2 * c + i % 2] = VALUE_NAN;
+  }
+}
+
 INLINE void expand_key(const Shape &s, Tile &t, Expanded &x) {
   const kvplan_tensor &k = s.layout->key;
   if (k.numbers && !numbers_direct(k)) expand_key_numbers(s, t, x);
@@ -76,8 +95,10 @@ INLINE void expand_key(const Shape &s, Tile &t, Expanded &x) {
   for (int j = 0; j < t.runs; j++) {
     uint8_t *to = x.key + j * s.dim * LANES * (is_float(k) ? 2 : 1);
     const Planes p = key_planes(k, s.dim, t.slab[j], t.in_page[j]);
-    if (is_float(k)) write_floats(k, p, s.dim / 4, 1, ALL, s.layout->float_type, to, 64);
-    else write(k, p, s.dim / 4, 1, ALL, to, 64);
+    if (is_float(k)) {
+      write_floats(k, p, s.dim / 4, 1, ALL, s.layout->float_type, to, 64);
+      poison_key(s, p, to);
+    } else write(k, p, s.dim / 4, 1, ALL, to, 64);
     t.key[j] = to;
   }
   if (is_float(k)) t.key_store = STORE_VALUES;
@@ -98,8 +119,10 @@ INLINE void expand_value(const Shape &s, Tile &t, Expanded &x) {
   for (int j = 0; j < t.runs; j++) {
     uint8_t *to = x.value + j * s.dim * LANES * (is_float(v) ? 2 : 1);
     const Planes p = value_planes(v, s.dim, t.slab[j], t.in_page[j]);
-    if (is_float(v)) write_floats(v, p, 4, s.vectors, s.tail, s.layout->float_type, to, stride);
-    else write(v, p, 4, s.vectors, s.tail, to, stride);
+    if (is_float(v)) {
+      write_floats(v, p, 4, s.vectors, s.tail, s.layout->float_type, to, stride);
+      poison_value(s, p, to);
+    } else write(v, p, 4, s.vectors, s.tail, to, stride);
     t.value[j] = to;
   }
   if (is_float(v)) t.value_store = STORE_VALUES;

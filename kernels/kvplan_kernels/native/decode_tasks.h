@@ -23,10 +23,12 @@ INLINE void locate_pages(const Shape &s, int sequence, int head, uint32_t token,
       t.key_group[j] = t.key_scale[j];
     }
     if (value) {
-      t.value[j] = slab + l.value.codes + in_page * s.value_page_bytes;
+      t.value[j] = slab + l.value.codes + in_page * s.value_page_bytes; // not of one bit, which is expanded
       t.value_scale[j] = slab + l.value.scale + number_bytes(l.value.number) * in_page;
       t.value_minimum[j] = slab + l.value.minimum + number_bytes(l.value.number) * in_page;
     }
+    t.key_high[j] = slab + l.key.high + in_page * s.key_high_bytes;
+    t.value_high[j] = slab + l.value.high;
     t.slab[j] = slab;
     t.in_page[j] = in_page;
     in_page += LANES;
@@ -227,6 +229,8 @@ INLINE void prefetch_metadata(const Shape &s, const Tile &t) {
     if (key && !s.layout->key.per_channel) prefetch_tokens(s, k, s.key_groups, t.key_scale[j], t.key_minimum[j]);
     else if (key && (j == 0 || t.key_scale[j] != t.key_scale[j - 1]))
       prefetch_channels(s, t.key_scale[j], t.key_minimum[j]);
+    if (t.key_store == STORE_CODES && k.high_bits) prefetch_span(t.key_high[j], LANES * s.key_high_bytes);
+    if (t.value_store == STORE_CODES && v.high_bits) prefetch_span(high_row(s, v, t, j), 2 * s.dim * v.high_bits);
     if (value) prefetch_tokens(s, v, s.value_groups, t.value_scale[j], t.value_minimum[j]);
   }
 }
@@ -384,8 +388,8 @@ Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decod
   s.ratio = c.query_heads / l.kv_heads;
   s.rows = c.queries * s.ratio;
   s.blocks = (s.rows + KVPLAN_BLOCK_ROWS - 1) / KVPLAN_BLOCK_ROWS;
-  s.key_groups = step_bits(l.key) == 16 || l.key.per_channel ? 1 : (l.head_dim + l.key.group - 1) / l.key.group;
-  s.value_groups = step_bits(l.value) == 16 ? 1 : (l.head_dim + l.value.group - 1) / l.value.group;
+  s.key_groups = step_codes(l.key) == 16 || l.key.per_channel ? 1 : (l.head_dim + l.key.group - 1) / l.key.group;
+  s.value_groups = step_codes(l.value) == 16 ? 1 : (l.head_dim + l.value.group - 1) / l.value.group;
   s.tail = lanes_between(0, l.head_dim - (s.vectors - 1) * LANES);
   s.factor = c.softcap > 0 ? c.scale / c.softcap : c.scale * LOG2_E;
   s.cap = c.softcap * LOG2_E;
@@ -395,8 +399,9 @@ Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decod
   s.tile_tokens = s.expands ? EXPAND_TOKENS : l.key.bits <= 4 && l.value.bits <= 4 ? 128 : 64;
   s.key_numbers = place_of(l, l.key);
   s.value_numbers = place_of(l, l.value);
+  s.key_high_bytes = 4 * key_words(l.head_dim, l.key.high_bits);
   s.key_page_bytes = 4 * key_words(l.head_dim, l.key.low_bits);
-  s.value_page_bytes = l.head_dim * l.value.bits / 8;
+  s.value_page_bytes = l.head_dim * l.value.low_bits / 8;
   return s;
 }
 

@@ -32,6 +32,8 @@ INLINE F level_value(I levels, int byte, F scale, F minimum) {
   return fadd(fmul(itof(iand(ishr(levels, 8 * byte), iset(0xff))), scale), minimum);
 }
 
+INLINE bool reads_plain(const kvplan_tensor &t) { return codes_plain(t) && numbers_direct(t); }
+
 // Codes of any plane and map, as levels first.
 void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
   const kvplan_tensor &t = d.layout->key;
@@ -55,7 +57,7 @@ void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
 
 void read_key_run(const Dequantize &d, const Held &h, KeyRun x) {
   const kvplan_tensor &t = d.layout->key;
-  if (h.bits < 16 && tensor_expands(t)) {
+  if (h.bits < 16 && !reads_plain(t)) {
     read_key_any(d, h, x);
     return;
   }
@@ -122,7 +124,7 @@ void dequantize_value_any(const Dequantize &d, const Held &h, Mask lanes, uint16
 }
 
 void dequantize_value_run(const Dequantize &d, const Held &h, Mask lanes, uint16_t *rows) {
-  if (h.bits < 16 && tensor_expands(d.layout->value)) {
+  if (h.bits < 16 && !reads_plain(d.layout->value)) {
     dequantize_value_any(d, h, lanes, rows);
     return;
   }

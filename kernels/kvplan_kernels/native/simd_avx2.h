@@ -65,6 +65,10 @@ INLINE I iload(const void *p) {
 INLINE I iload_part(const void *p, Mask m) {
   return {_mm256_maskload_epi32((const int *)p, lanes8(m)), _mm256_maskload_epi32((const int *)p + 8, lanes8(m >> 8))};
 }
+INLINE void istore(void *p, I x) {
+  _mm256_storeu_si256((__m256i *)p, x.a);
+  _mm256_storeu_si256((__m256i *)p + 1, x.b);
+}
 INLINE void istore_part(void *p, Mask m, I x) {
   _mm256_maskstore_epi32((int *)p, lanes8(m), x.a);
   _mm256_maskstore_epi32((int *)p + 8, lanes8(m >> 8), x.b);

@@ -81,6 +81,7 @@ INLINE I izero() { return _mm512_setzero_si512(); }
 INLINE I iset(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE I iload(const void *p) { return _mm512_loadu_si512(p); }
 INLINE I iload_part(const void *p, Mask m) { return _mm512_maskz_loadu_epi32((__mmask16)m, p); }
+INLINE void istore(void *p, I a) { _mm512_storeu_si512(p, a); }
 INLINE void istore_part(void *p, Mask m, I a) { _mm512_mask_storeu_epi32(p, (__mmask16)m, a); }
 INLINE F fload_part(const float *p, Mask m) { return _mm512_maskz_loadu_ps((__mmask16)m, p); }
 INLINE F fsqrt(F a) { return _mm512_sqrt_ps(a); }

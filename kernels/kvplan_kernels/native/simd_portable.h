@@ -71,6 +71,7 @@ INLINE I iload_part(const void *p, Mask m) {
     if (m >> i & 1) __builtin_memcpy((char *)&x + 4 * i, (const char *)p + 4 * i, 4);
   return x;
 }
+INLINE void istore(void *p, I x) { __builtin_memcpy(p, &x, 64); }
 INLINE void istore_part(void *p, Mask m, I x) {
   if (m == 0xffff) __builtin_memcpy(p, &x, 64);
   else

@@ -56,8 +56,8 @@ INLINE Numbers numbers_load(const kvplan_tensor &t, const uint8_t *scale, const 
 }
 
 INLINE bool is_float(const kvplan_tensor &t) { return t.map == KVPLAN_MAP_E4M3 || t.map == KVPLAN_MAP_E5M2; }
-// Whether codes are levels as they lie, and whether numbers are fp16 as they lie.
-INLINE bool codes_direct(const kvplan_tensor &t) {
+// Whether codes are levels of 8, 4 or 2 bits as they lie, and whether numbers are fp16 as they lie.
+INLINE bool codes_plain(const kvplan_tensor &t) {
   return t.map == KVPLAN_MAP_INTEGER && !t.high_bits && t.low_bits != 1;
 }
 INLINE bool numbers_direct(const kvplan_tensor &t) {
@@ -71,49 +71,56 @@ struct Planes {
   int first;      // quads before the run's first, in the first row's count
 };
 
-// The codes of quad `quad`, one to a byte, of the words `offset` bytes into a row. LOW and HIGH are bits of the planes.
-template <int LOW, int HIGH>
-INLINE I quad_codes(const Planes &p, int quad, int64_t offset, Mask lanes) {
+template <bool PART> INLINE I word_load(const uint8_t *at, Mask lanes) { return PART ? iload_part(at, lanes) : iload(at); }
+template <bool PART> INLINE void word_store(uint8_t *at, Mask lanes, I word) {
+  if (PART) istore_part(at, lanes, word);
+  else istore(at, word);
+}
+
+// The codes of quad `quad`, one to a byte, of one vector of words. LOW and HIGH are bits of the planes.
+template <int LOW, int HIGH, bool PART> INLINE I quad_codes(const Planes &p, int quad, int64_t offset, Mask lanes) {
   constexpr int LOW_QUADS = 8 / LOW;
   constexpr uint32_t LOW_MASK = ((1u << LOW) - 1) * 0x01010101u;
-  const uint8_t *low = p.low + quad / LOW_QUADS * p.stride + offset;
-  I codes = lanes == ALL ? iload(low) : iload_part(low, lanes);
+  I codes = word_load<PART>(p.low + quad / LOW_QUADS * p.stride + offset, lanes);
   if (LOW < 8) codes = iand(ishr(codes, quad % LOW_QUADS * LOW), iset((int32_t)LOW_MASK));
   if (!HIGH) return codes;
   constexpr int HIGH_QUADS = HIGH ? 8 / HIGH : 1;
   constexpr uint32_t HIGH_MASK = ((1u << HIGH) - 1) * 0x01010101u;
-  const uint8_t *high = p.high + quad / HIGH_QUADS * p.stride + offset;
-  const I bits = lanes == ALL ? iload(high) : iload_part(high, lanes);
+  const I bits = word_load<PART>(p.high + quad / HIGH_QUADS * p.stride + offset, lanes);
   return ior(codes, ishl(iand(ishr(bits, quad % HIGH_QUADS * HIGH), iset((int32_t)HIGH_MASK)), LOW));
 }
 
-typedef I (*QuadCodes)(const Planes &, int, int64_t, Mask);
+template <int LOW, int HIGH, bool TABLE, bool PART>
+INLINE void write_vector(const kvplan_tensor &t, const Planes &p, int quads, int64_t offset, Mask lanes, uint8_t *to,
+                         int64_t to_stride) {
+  for (int q = 0; q < quads; q++) {
+    I codes = quad_codes<LOW, HIGH, PART>(p, p.first + q, offset, lanes);
+    if (TABLE) codes = table_bytes(t.table, codes);
+    word_store<PART>(to + q * to_stride + offset, lanes, codes);
+  }
+}
 
 // Levels, 8-bit codes, of `quads` quads by `vectors` vectors; `to` rows are `to_stride` bytes apart.
-template <int LOW, int HIGH>
+template <int LOW, int HIGH, bool TABLE>
 void write_levels(const kvplan_tensor &t, const Planes &p, int quads, int vectors, Mask tail, uint8_t *to,
                   int64_t to_stride) {
-  for (int v = 0; v < vectors; v++) {
-    const Mask lanes = v == vectors - 1 ? tail : ALL;
-    for (int q = 0; q < quads; q++) {
-      I codes = quad_codes<LOW, HIGH>(p, p.first + q, 64 * v, lanes);
-      if (t.map == KVPLAN_MAP_TABLE) codes = table_bytes(t.table, codes);
-      istore_part(to + q * to_stride + 64 * v, lanes, codes);
-    }
-  }
+  const int whole = tail == ALL ? vectors : vectors - 1;
+  for (int v = 0; v < whole; v++) write_vector<LOW, HIGH, TABLE, false>(t, p, quads, 64 * v, ALL, to, to_stride);
+  if (whole < vectors) write_vector<LOW, HIGH, TABLE, true>(t, p, quads, 64 * whole, tail, to, to_stride);
 }
 
 typedef void (*WriteLevels)(const kvplan_tensor &, const Planes &, int, int, Mask, uint8_t *, int64_t);
 
 INLINE WriteLevels choose_levels(const kvplan_tensor &t) {
+  const bool table = t.map == KVPLAN_MAP_TABLE;
   switch (t.low_bits * 8 + t.high_bits) {
-  case 1 * 8: return write_levels<1, 0>;
-  case 2 * 8: return write_levels<2, 0>;
-  case 2 * 8 + 1: return write_levels<2, 1>;
-  case 4 * 8: return write_levels<4, 0>;
-  case 4 * 8 + 1: return write_levels<4, 1>;
-  case 4 * 8 + 2: return write_levels<4, 2>;
-  default: return write_levels<8, 0>;
+  case 1 * 8: return write_levels<1, 0, false>;
+  case 2 * 8: return table ? write_levels<2, 0, true> : write_levels<2, 0, false>;
+  case 2 * 8 + 1: return table ? write_levels<2, 1, true> : write_levels<2, 1, false>;
+  case 4 * 8: return table ? write_levels<4, 0, true> : write_levels<4, 0, false>;
+  case 4 * 8 + 1: return write_levels<4, 1, false>;
+  case 4 * 8 + 2: return write_levels<4, 2, false>;
+  default: return write_levels<8, 0, false>;
   }
 }
 
@@ -122,21 +129,49 @@ INLINE F code_float(const kvplan_tensor &t, I codes, int byte) {
   return t.map == KVPLAN_MAP_E5M2 ? e5m2_float(code) : e4m3_float(code);
 }
 
-// Floats of a byte as pairs of 16-bit values: each quad of codes is two rows of `to`.
-INLINE void write_floats(const kvplan_tensor &t, const Planes &p, int quads, int vectors, Mask tail, int type,
-                         uint8_t *to, int64_t to_stride) {
-  for (int v = 0; v < vectors; v++) {
-    const Mask lanes = v == vectors - 1 ? tail : ALL;
-    for (int q = 0; q < quads; q++) {
-      const I codes = quad_codes<8, 0>(p, p.first + q, 64 * v, lanes);
-      for (int half = 0; half < 2; half++) {
-        const I first = to_bits(code_float(t, codes, 2 * half), type);
-        const I second = to_bits(code_float(t, codes, 2 * half + 1), type);
-        istore_part(to + (2 * q + half) * to_stride + 64 * v, lanes, ior(first, ishl(second, 16)));
-      }
+// Two floats of a byte, each in a half of a lane, as bf16: sign, exponent and mantissa go where bf16 has them, `shift` bits
+// up; the power makes up for the difference of the exponents' biases. Poison is not seen.
+INLINE I pair_bf16(I codes, int shift, F power) {
+  const I both = ior(ishl(iand(codes, iset(0x007f007f)), shift), ishl(iand(codes, iset(0x00800080)), 8));
+  const I high = iset((int32_t)0xffff0000);
+  const F first = fmul(fbits(ishl(both, 16)), power), second = fmul(fbits(iand(both, high)), power);
+  return ior(ishr(ibits(first), 16), iand(ibits(second), high));
+}
+
+template <bool PART>
+INLINE void write_float_vector(const kvplan_tensor &t, const Planes &p, int quads, int64_t offset, Mask lanes, int type,
+                               uint8_t *to, int64_t to_stride) {
+  const bool e4m3 = t.map == KVPLAN_MAP_E4M3;
+  const int shift = e4m3 ? 4 : 5;
+  const F power = fset(e4m3 ? 0x1p120f : 0x1p112f);
+  for (int q = 0; q < quads; q++) {
+    const I codes = quad_codes<8, 0, PART>(p, p.first + q, offset, lanes);
+    uint8_t *at = to + 2 * q * to_stride + offset;
+    if (type == KVPLAN_BF16) {
+      const I first = ior(iand(codes, iset(0xff)), ishl(iand(codes, iset(0xff00)), 8));
+      const I second = ior(iand(ishr(codes, 16), iset(0xff)), iand(ishr(codes, 8), iset(0xff0000)));
+      word_store<PART>(at, lanes, pair_bf16(first, shift, power));
+      word_store<PART>(at + to_stride, lanes, pair_bf16(second, shift, power));
+      continue;
+    }
+    for (int half = 0; half < 2; half++) {
+      const I first = to_bits(code_float(t, codes, 2 * half), type);
+      const I second = to_bits(code_float(t, codes, 2 * half + 1), type);
+      word_store<PART>(at + half * to_stride, lanes, ior(first, ishl(second, 16)));
     }
   }
 }
+
+// Floats of a byte as pairs of 16-bit values: each quad of codes is two rows of `to`.
+INLINE void write_floats(const kvplan_tensor &t, const Planes &p, int quads, int vectors, Mask tail, int type,
+                         uint8_t *to, int64_t to_stride) {
+  const int whole = tail == ALL ? vectors : vectors - 1;
+  for (int v = 0; v < whole; v++) write_float_vector<false>(t, p, quads, 64 * v, ALL, type, to, to_stride);
+  if (whole < vectors) write_float_vector<true>(t, p, quads, 64 * whole, tail, type, to, to_stride);
+}
+
+// All codes of a poisoned token are NaN, and no others: one of them tells.
+INLINE bool is_poison(uint32_t codes, int byte) { return (codes >> 8 * byte & 0x7f) == 0x7f; }
 
 // Words of a token's codes in one plane of K, and bytes of the rows of V that a run of 16 tokens begins with.
 INLINE int64_t key_words(int dim, int bits) { return (dim * bits + 31) / 32; }

@@ -1,0 +1,132 @@
+"""What keys and values are transformed by, around operations whose kernels know nothing of it.
+
+What calibration learned is folded in first (`folding`), then heads are rotated (`rotation`); on the way back a query is
+asked, and an output read, by the inverse. Both are plain torch in float32, on the device of the cache. The CPU's decode
+rotates where it reads queries and writes outputs, so that only the fold is around it.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from kvplan_kernels.cache import AttentionOptions, LayerCache
+from kvplan_kernels.calls import FLOAT_TYPES
+from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.folding import Side, attention_refusal
+from kvplan_kernels.format import Transform, UnsupportedError
+from kvplan_kernels.layout import KVLayout
+
+Operation = TypeVar("Operation", bound=Callable[..., Any])
+Rotate = Callable[[Tensor], Tensor]
+"""From [..., head_dim] to float32 of that shape."""
+
+
+def _rotated(values: Tensor, layout: KVLayout, rotate: Rotate | None) -> Tensor:
+    return values if rotate is None or Transform.HADAMARD not in layout.format.transforms else rotate(values)
+
+
+def _stored(values: Tensor, side: Side, layout: KVLayout, rotate: Rotate) -> Tensor:
+    """Return what a cache holds of *values* [tokens, kv_heads, head_dim]; others as they are, for append to refuse."""
+    if values.dtype not in FLOAT_TYPES or values.shape[1:] != (layout.kv_heads, layout.head_dim):
+        return values
+    return _rotated(side.stored(values), layout, rotate)
+
+
+def _read(stored: Tensor, side: Side, layout: KVLayout, rotate: Rotate) -> Tensor:
+    """Return the values, in the type of *stored*, of which a cache holds [batch, kv_heads, tokens, head_dim]."""
+    values = _rotated(stored, layout, rotate)
+    return side.read(values.transpose(1, 2)).transpose(1, 2).to(stored.dtype)
+
+
+def _asked(query: Tensor, side: Side, kv_heads: int) -> Tensor:
+    """Return what is asked for *query* [..., query_heads, head_dim] where *side* is done to keys."""
+    return _ungrouped(side.asked(_grouped(query, kv_heads))) if side.asks else query
+
+
+def _told(output: Tensor, side: Side, kv_heads: int) -> Tensor:
+    """Return the output [..., query_heads, head_dim] of values to which *side* is done."""
+    return _ungrouped(side.read(_grouped(output, kv_heads))) if side.asks else output
+
+
+def _grouped(heads: Tensor, kv_heads: int) -> Tensor:
+    """Return query heads [..., query heads of each, kv_heads, head_dim], by the KV head that they read."""
+    return torch.unflatten(heads, -2, (kv_heads, -1)).transpose(-3, -2)
+
+
+def _ungrouped(heads: Tensor) -> Tensor:
+    return heads.transpose(-3, -2).flatten(-3, -2)
+
+
+def transforming_append(rotate: Rotate) -> Callable[[Operation], Operation]:
+    """Return what makes an append one for caches with transforms as well; *rotate* multiplies by H."""
+
+    def decorate(append: Operation) -> Operation:
+        @wraps(append)
+        def transformed(cache: LayerCache, batch: Any, key: Tensor, value: Tensor, *more: Any, **named: Any) -> Any:
+            if cache.layout.format.transforms:
+                key = _stored(key, cache.fold.key, cache.layout, rotate)
+                value = _stored(value, cache.fold.value, cache.layout, rotate)
+            return append(cache, batch, key, value, *more, **named)
+
+        return cast(Operation, transformed)
+
+    return decorate
+
+
+def transforming_decode(rotate: Rotate | None) -> Callable[[Operation], Operation]:
+    """Return what makes a decode one for caches with transforms as well.
+
+    Args:
+        rotate: Multiplies by H; None for a decode that rotates by itself.
+    """
+
+    def decorate(decode: Operation) -> Operation:
+        @wraps(decode)
+        def transformed(
+            cache: LayerCache, batch: Any, query: Tensor, options: AttentionOptions, **named: Any
+        ) -> DecodeResult:
+            layout = cache.layout
+            if not layout.format.transforms or not _asks(query, layout):
+                return cast(DecodeResult, decode(cache, batch, query, options, **named))
+            _check_attention(cache, options, named.get("sink_logits"))
+            asked = _rotated(_asked(query, cache.fold.key, layout.kv_heads), layout, rotate)
+            result: DecodeResult = decode(cache, batch, asked, options, **named)
+            output = _rotated(result.output, layout, rotate)
+            output = _told(output, cache.fold.value, layout.kv_heads)
+            return DecodeResult(output=output, received=result.received)
+
+        return cast(Operation, transformed)
+
+    return decorate
+
+
+def _asks(query: Tensor, layout: KVLayout) -> bool:
+    """Whether *query* is one for caches of *layout*; decode refuses others."""
+    fits = query.dim() == 4 and query.shape[2] > 0 and query.shape[2] % layout.kv_heads == 0
+    return fits and query.dtype in FLOAT_TYPES and query.shape[3] == layout.head_dim
+
+
+def _check_attention(cache: LayerCache, options: AttentionOptions, sink_logits: Tensor | None) -> None:
+    form, capped = cache.layout.format, options.softcap is not None
+    if (reason := attention_refusal(form, softcap=capped, sink_logits=sink_logits is not None)) is not None:
+        raise UnsupportedError(reason)
+
+
+def transforming_dequantize(rotate: Rotate) -> Callable[[Operation], Operation]:
+    """Return what makes a dequantize one for caches with transforms as well; *rotate* multiplies by H."""
+
+    def decorate(dequantize: Operation) -> Operation:
+        @wraps(dequantize)
+        def transformed(cache: LayerCache, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
+            key, value = dequantize(cache, *more, **named)
+            if cache.layout.format.transforms:
+                key = _read(key, cache.fold.key, cache.layout, rotate)
+                value = _read(value, cache.fold.value, cache.layout, rotate)
+            return key, value
+
+        return cast(Operation, transformed)
+
+    return decorate
