@@ -106,7 +106,7 @@ def test_what_moves_the_cache_spills_nothing_and_reads_many_bytes_at_once(kernel
 
 
 def test_the_budget_lists_every_operation_and_architecture_and_decode_of_every_format() -> None:
-    assert {row["format"] for row in of(op="decode", arch="sm_90")} == set(FORMATS)
+    assert {row["format"] for row in of(op="decode", arch="sm_90")} >= set(FORMATS)
     for op in OPERATIONS:
         assert {row["arch"] for row in of(op=op)} == set(ARCHITECTURES)
         assert op == "read" or {row["format"] for row in of(op=op, arch="sm_90")} >= set(COMMON)

@@ -197,10 +197,10 @@ def test_every_way_to_store_agrees(index: int, assert_decode_agrees: Callable[..
 
 @pytest.mark.parametrize("name", SLICED)
 def test_several_groups_of_a_plane_agree(name: str, assert_decode_agrees: Callable[..., None]) -> None:
-    assert_all_agree(replace(SMALL, format=name, head_dim=128, lengths=(9, 0, 33)), assert_decode_agrees)
+    assert_all_agree(replace(SMALL, format=name, head_dim=128, lengths=(0, 9)), assert_decode_agrees)
 
 
-@settings(deadline=None, max_examples=300 if ON_GPU else 4, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=300 if ON_GPU else 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(way=WAYS, dim=st.sampled_from((32, 40)))
 def test_random_ways_to_store_agree(way: Way, dim: int, assert_decode_agrees: Callable[..., None]) -> None:
     tokens = 37 if way.fit == "kivi-" else 7
