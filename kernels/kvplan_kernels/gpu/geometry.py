@@ -240,7 +240,7 @@ def _signed(levels: Levels) -> tuple[int, ...]:
 def _divisor(tensor: TensorFormat, levels: Levels, group: int) -> float:
     """Return what the fit divides by, as `fits` has it."""
     match tensor.fit:
-        case Fit.ABSMAX:
+        case Fit.ABSMAX | Fit.Q8_0:
             return levels.extent
         case Fit.POWER:
             return 2.0 ** math.floor(math.log2(levels.extent))
@@ -248,9 +248,8 @@ def _divisor(tensor: TensorFormat, levels: Levels, group: int) -> float:
             return math.sqrt(group)
         case Fit.Q5_0 | Fit.IQ4_NL:
             return levels.table[0] - levels.centre
-        case Fit.Q8_0:
-            return levels.extent
-    return float((1 << tensor.bits) - 1)
+        case _:
+            return float((1 << tensor.bits) - 1)
 
 
 def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: int) -> TensorGeometry:
