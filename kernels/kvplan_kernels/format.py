@@ -392,7 +392,7 @@ _KERNEL_TAKES: Final[Mapping[str, Callable[[TensorFormat], bool]]] = {}
 def kernel_refusal(kernel: str, form: CacheFormat) -> str | None:
     """Return why no kernel of the implementation *kernel* takes *form*, or None.
 
-    >>> kernel_refusal("cpu", parse("int4")) is None
+    >>> kernel_refusal("cpu", parse("fp8_e4m3")) is None
     True
     """
     takes = _KERNEL_TAKES.get(kernel)

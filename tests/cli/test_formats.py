@@ -32,7 +32,8 @@ def test_bytes_per_token_come_with_a_model(run: Any) -> None:
 def test_the_devices_with_a_kernel_are_named(run: Any) -> None:
     body = {entry["name"]: entry for entry in json.loads(run("formats", "--json").out)["formats"]}
     assert body["int8"]["fused"]["cpu"]
-    assert not body["fp8_e4m3"]["fused"]["cpu"]
+    assert not body["vllm:nvfp4"]["fused"]["cpu"]
+    assert body["fp8_e4m3"]["fused"]["cpu"]
     assert body["fp8_e4m3"]["effective_bits"] == 8
 
 

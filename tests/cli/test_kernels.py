@@ -73,7 +73,6 @@ def test_the_table_shows_the_gain_over_both_baselines(
     [
         (["-f", "kivi-k4v4-g128"], ExitStatus.UNSUPPORTED, "use block size 128"),
         (["--query-heads", "9", "--kv-heads", "2"], ExitStatus.BAD_INPUT, "use a multiple of 2"),
-        (["-f", "fp8_e4m3"], ExitStatus.UNSUPPORTED, "format fp8_e4m3 has no CPU kernel"),
         (["-f", "nonsense"], ExitStatus.UNSUPPORTED, "unknown format"),
         (["--tokens", "99000000"], ExitStatus.NOT_MET, "is free"),
         (["--tokens", "0"], ExitStatus.BAD_INPUT, "--tokens"),

@@ -17,6 +17,7 @@ from kvplan.errors import DoesNotFitError, ExitStatus
 from kvplan.measure import session
 from kvplan.store.journal import Journal, read_journal
 from kvplan.store.profiles import load_profile
+from kvplan_kernels import format as format_module
 from kvplan_kernels import native
 
 WORKLOAD = """\
@@ -228,7 +229,7 @@ def test_the_journal_of_an_interrupted_run_is_not_overwritten_either(
     ("more", "status", "said"),
     [
         (["--force", "--resume"], ExitStatus.BAD_INPUT, "give one of them"),
-        (["-f", "int3"], ExitStatus.UNSUPPORTED, "--format"),
+        (["-f", "int7"], ExitStatus.UNSUPPORTED, "--format"),
         (["-f", "transformers:quanto-int4"], ExitStatus.UNSUPPORTED, "`kvplan quality` scores it"),
         (["-f", "vllm:nvfp4"], ExitStatus.UNSUPPORTED, "`kvplan size` counts its bytes"),
         (["--device", "cuda"], ExitStatus.UNSUPPORTED, "--device cpu"),
@@ -255,8 +256,10 @@ def test_bad_input_is_one_line_and_leaves_no_file(
     assert not output.with_suffix(".jsonl").exists()
 
 
-@pytest.mark.skipif(native.missing() is not None, reason="the fused kernels are not built")
-def test_a_format_without_a_kernel_is_unsupported_and_leaves_the_reason(arguments: list[str], output: Path) -> None:
+def test_a_format_without_a_kernel_is_unsupported_and_leaves_the_reason(
+    arguments: list[str], output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(format_module._KERNEL_TAKES, "cpu", lambda tensor: not tensor.code.is_float)
     assert main([*arguments, "-f", "fp8_e4m3", "--kernel", "cpu"]) == ExitStatus.UNSUPPORTED
 
     cells = load_profile(output).cells

@@ -55,8 +55,7 @@ def test_json_on_standard_output_and_in_the_file_are_the_same(
     ("arguments", "status", "message"),
     [
         (["no-such/model"], 2, "no-such/model"),
-        (["demo", "-f", "int3"], 3, "int3"),
-        (["demo", "-f", "fp8_e4m3"], 3, "has no CPU kernel"),
+        (["demo", "-f", "int7"], 3, "int7"),
         (["demo", "-f", "transformers:int4"], 3, "transformers has no cache format"),
         (["demo", "-f", "vllm:nvfp4"], 3, "a format of vLLM alone: kvplan has no kernel"),
         (["demo", "-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),

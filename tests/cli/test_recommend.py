@@ -188,7 +188,7 @@ def test_a_format_that_no_engine_has_is_one_line_of_the_file(run: Any, workload:
     ("engine", "name", "kept", "having"),
     [
         ("vllm", "q8_0", "bf16", "llama.cpp has it"),
-        ("llama.cpp", "nvfp4", "bf16", "vLLM, SGLang, TensorRT-LLM have it"),
+        ("llama.cpp", "nvfp4", "bf16", "vLLM, SGLang, TensorRT-LLM, kvplan's runtime have it"),
     ],
 )
 def test_a_format_of_another_engine_is_refused_with_those_that_have_it_and_the_rest_is_planned(

@@ -61,7 +61,7 @@ def test_device_memory_leaves_out_weights(run: Any) -> None:
         (["--engine", "vllm", "--block-size", "3"], 2, "use 16"),
         (["--context", "8193"], 2, "beyond the 8192"),
         (["--tp", "2"], 3, "one device"),
-        (["-f", "int3"], 3, "int3"),
+        (["-f", "int7"], 3, "int7"),
         (["-f", "kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
         (["-f", "int8@0=kivi-k4v4-g64", "--block-size", "32"], 3, "use block size 64"),
         (["-f", "int4@16=bf16"], 3, "no layer 16 among the 16 that cache keys and values"),

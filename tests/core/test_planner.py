@@ -15,6 +15,7 @@ from kvplan.core.records import Cell, CellStatus, Figure, Profile
 from kvplan.core.sentences import bottleneck
 from kvplan.core.workloads import Bucket, Prefill, QualityBudget, Search, Target, Workload
 from kvplan.errors import InputError, UnsupportedFormatError
+from kvplan_kernels import format as format_module
 
 MIB = 1 << 20
 SHARED = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -181,8 +182,9 @@ def test_settings_that_no_kernel_takes_are_listed_with_the_reason(make: Any) -> 
 
 
 def test_a_format_that_the_measured_kernel_does_not_take_is_refused_and_without_a_profile_it_is_not(
-    make: Any,
+    make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setitem(format_module._KERNEL_TAKES, "cpu", lambda tensor: not tensor.code.is_float)
     search = Search(formats=("bf16", "fp8_e4m3", "int4"), block_tokens=(64,))
     profile = make.profile(make.workload(search=Search(formats=("bf16", "int4"), block_tokens=(64,))))
     cells = tuple(replace(cell, key=replace(cell.key, kernel="cpu/avx2")) for cell in profile.cells)

@@ -140,7 +140,7 @@ def test_what_cannot_be_looked_at_ends_with_its_reason(arguments: list[str], sta
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["-f", "int4", "--head-dim", "20"], "32 to 256 in steps of 8"), (["-f", "int3"], "unknown format 'int3'")],
+    [(["-f", "int4", "--head-dim", "20"], "32 to 256 in steps of 8"), (["-f", "int7"], "7 bits")],
 )
 def test_what_there_is_no_kernel_for_has_its_reason(arguments: list[str], says: str) -> None:
     (found,) = inspect("--arch", "sm_90", *arguments)

@@ -8,6 +8,7 @@ from kvplan.core.workloads import Bucket, Prefill, Target, Workload
 from kvplan.measure.cells import Setting, cache_budget, exact_figures, plan_cells
 from kvplan.measure.model_figures import pool_size
 from kvplan.runtime.pool import CachePool
+from kvplan_kernels import format as format_module
 from kvplan_kernels.layer_formats import parse_formats
 
 FULL = LayerSpec(kind=LayerKind.FULL, kv_heads=2, head_dim=32)
@@ -52,7 +53,8 @@ def test_a_combination_without_a_kernel_is_a_cell_with_the_reason() -> None:
     assert sum(map(len, grid.groups)) == 3
 
 
-def test_a_format_that_the_kernel_does_not_read_is_a_cell_with_the_reason() -> None:
+def test_a_format_that_the_kernel_does_not_read_is_a_cell_with_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(format_module._KERNEL_TAKES, "cpu", lambda tensor: not tensor.code.is_float)
     refused = plan_cells(WORKLOAD, SPEC, SETTING, formats=("fp8_e4m3-r16",), block_tokens=(32,))
 
     assert refused.groups == ()

@@ -156,8 +156,8 @@ def test_a_model_without_tokenizer_is_refused(demo: LoadedModel) -> None:
 
 
 def test_unknown_formats_are_refused(demo: LoadedModel) -> None:
-    with pytest.raises(UnsupportedFormatError, match="int3"):
-        score(demo, ["int3"], SMALL)
+    with pytest.raises(UnsupportedFormatError, match="int7"):
+        score(demo, ["int7"], SMALL)
 
 
 def test_default_formats_leave_out_what_does_not_lay_out(demo: LoadedModel) -> None:

@@ -56,7 +56,7 @@ def test_a_format_by_layer_has_limits_under_any_of_its_names(load):
     ("old", "new", "says"),
     [
         ("memory: 24GiB\n", "", "min_sessions without memory; add memory: 24GiB"),
-        ("int4:", "int5:", ":13: int5: unknown format 'int5'"),
+        ("int4:", "q4:", ":13: q4: unknown format 'q4'"),
         ("int4:", "int8:", ":13: int8: int8 has limits already"),
         ("int4:", "k8v8@0=int8:", ":13: k8v8@0=int8: int8 has limits already"),
         ("int4:", "int8@0,1:", "no format for layers '0,1'"),

@@ -143,7 +143,7 @@ def test_what_is_left_out_has_the_stated_default(load):
         ("name: long", "name: chat", 25, "'chat' names two", "of its own"),
         ("name: long, ", "", 25, "no name", "add name"),
         ("name: long", 'name: "a\\nb"', 25, "no name", "printable"),
-        ("k8v8, ", "int3, ", 27, "'int3'", "use bf16"),
+        ("k8v8, ", "q4, ", 27, "'q4'", "use bf16"),
         ("k8v8, ", "bf16, ", 27, "bf16 is given twice", ""),
         ("k8v8, ", "kivi-k4v4, ", 27, "KIVI needs a group size", ""),
         ("formats: [bf16, k8v8, kivi-k4v4-g64-r128]", "formats: []", 27, "empty list", "leave the key out"),
