@@ -47,7 +47,7 @@ def _range(rows: Tensor, tensor: TensorFormat) -> Fitted:
 
 def nearest_codes(values: Tensor, levels: Levels) -> Tensor:
     """Return the codes of the levels nearest to *values*, float32, which count from the centre in units."""
-    if levels.table == tuple(range(len(levels.table))):
+    if levels.are_codes:
         return (values.round() + levels.centre).clamp(0, len(levels.table) - 1)
     rank = torch.zeros_like(values, dtype=torch.int64)
     for middle, low in levels.middles:

@@ -4,7 +4,7 @@ Standard library only. A name that `parse` accepts and the name of the format it
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
@@ -388,17 +388,7 @@ def _group_name(tensor: TensorFormat) -> str:
     return group + (f"-m{tensor.number}" if tensor.number is not Number.FP16 else "")
 
 
-def _is_plain(tensor: TensorFormat) -> bool:
-    """Return whether codes are integers of 8, 4 or 2 bits between a minimum and a maximum, with fp16 numbers."""
-    plain = TensorFormat(bits=tensor.bits, axis=tensor.axis, group_size=tensor.group_size)
-    return tensor == plain and tensor.bits in (8, 4, 2) and tensor.group_size != min(TOKEN_GROUPS)
-
-
-def _is_plain_or_e4m3(tensor: TensorFormat) -> bool:
-    return _is_plain(tensor) or tensor.code is Code.E4M3
-
-
-_KERNEL_TAKES: Final = {"triton": _is_plain_or_e4m3}
+_KERNEL_TAKES: Final[Mapping[str, Callable[[TensorFormat], bool]]] = {}
 """Whether an implementation has kernels for how a tensor is stored, where it does not take them all."""
 
 

@@ -71,6 +71,11 @@ class Levels:
     ties_to_even: bool = False
 
     @property
+    def are_codes(self) -> bool:
+        """Whether each code is its own level."""
+        return self.table == tuple(range(len(self.table)))
+
+    @property
     def ranked(self) -> tuple[int, ...]:
         """One code of each level, the lowest level first.
 

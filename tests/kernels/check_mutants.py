@@ -237,13 +237,13 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="triton: ties are rounded up",
-        file="append/gpu_kernels.py",
-        before="(tl.math.div_rn(lifted, step) + NEAREST) - NEAREST",
-        after="tl.floor(tl.math.div_rn(lifted, step) + 0.5)",
+        file="append/fits_gpu_kernels.py",
+        before="(tl.math.div_rn(lifted, tl.where(coded, step, 1.0)) + NEAREST) - NEAREST",
+        after="tl.floor(tl.math.div_rn(lifted, tl.where(coded, step, 1.0)) + 0.5)",
     ),
     Mutant(
         name="triton: a minimum of -0 is kept",
-        file="append/gpu_kernels.py",
+        file="append/fits_gpu_kernels.py",
         before="low = low + 0.0",
         after="low = low",
     ),
@@ -256,8 +256,8 @@ MUTANTS: Final = (
     Mutant(
         name="triton: ties of floats are rounded up",
         file="gpu/floats.py",
-        before="(bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20",
-        after="(bits + 0x80000) >> 20",
+        before="(bits + ((1 << (CUT - 1)) - 1) + ((bits >> CUT) & 1)) >> CUT",
+        after="(bits + (1 << (CUT - 1))) >> CUT",
     ),
     Mutant(
         name="triton: a poisoned token keeps its floats",
@@ -273,9 +273,9 @@ MUTANTS: Final = (
     ),
     Mutant(
         name="triton: a NaN is not seen",
-        file="append/gpu_kernels.py",
-        before="return minimum, scale, (nan > 0) | (sound == 0)",
-        after="return minimum, scale, sound == 0",
+        file="append/fits_gpu_kernels.py",
+        before="bad = nan > 0",
+        after="bad = nan < 0",
     ),
     Mutant(
         name="triton: what lies past a length is left as it was",
@@ -286,8 +286,56 @@ MUTANTS: Final = (
     Mutant(
         name="triton: a token's scale is that of its word's first",
         file="dequantize/gpu_kernels.py",
-        before="scale = metadata_of(meta + T.scale, slab, in_page + p, k, G, T)",
-        after="scale = metadata_of(meta + T.scale, slab, in_page, k, G, T)",
+        before="value = values_of(levels, meta, slab, in_page + p, k, G, T)",
+        after="value = values_of(levels, meta, slab, in_page, k, G, T)",
+    ),
+    Mutant(
+        name="triton: the high plane's codes are those of another channel",
+        file="gpu/unpack.py",
+        before="((high >> shift_of(T.high, PLACE, T.planes, k)) &",
+        after="((high >> shift_of(T.high, PLACE, T.planes, k ^ 1)) &",
+    ),
+    Mutant(
+        name="triton: tokens before the first lose their low bits",
+        file="append/gpu_kernels.py",
+        before="mask = mask & (token + PLACES > first)[:, None]",
+        after="mask = mask & (token + PLACES > 0)[:, None]",
+    ),
+    Mutant(
+        name="triton: a level that stands for 0 is one off",
+        file="decode/scores_gpu_kernels.py",
+        before="(score - (T.centre * sums)[None, :])",
+        after="(score - ((T.centre + 1.0) * sums)[None, :])",
+    ),
+    Mutant(
+        name="triton: scales below 0 are no unit",
+        file="decode/outputs_gpu_kernels.py",
+        before="size = tl.abs(scale) if SIGNED else scale",
+        after="size = scale",
+    ),
+    Mutant(
+        name="triton: a tie between levels takes the higher one",
+        file="append/fits_gpu_kernels.py",
+        before="above = x > middle if tie_falls(T, rank) else x >= middle",
+        after="above = x >= middle",
+    ),
+    Mutant(
+        name="triton: of several largest elements the last one counts",
+        file="append/fits_gpu_kernels.py",
+        before="(tl.abs(x) > tl.abs(largest)) | (e == 0)",
+        after="(tl.abs(x) >= tl.abs(largest)) | (e == 0)",
+    ),
+    Mutant(
+        name="triton: slices of a plane share the first one's words",
+        file="decode/scores_gpu_kernels.py",
+        before="first = slab + (PLANE.start + n * WIDTH) + row * T.width",
+        after="first = slab + PLANE.start + row * T.width",
+    ),
+    Mutant(
+        name="triton: the least power of two is 0",
+        file="gpu/numbers.py",
+        before="bits = tl.where(stored == 0, 1 << 22, bits)",
+        after="bits = tl.where(stored == 0, 0, bits)",
     ),
 )
 

@@ -1,9 +1,11 @@
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+import triton.language as tl
 from torch import Tensor
 
 from kvplan_kernels.cache import TORCH_FLOAT
@@ -41,6 +43,24 @@ def _memory_full_of_nan(monkeypatch: pytest.MonkeyPatch) -> None:
         return tensor.fill_(torch.nan) if tensor.is_floating_point() else tensor
 
     monkeypatch.setattr(torch, "empty", filled)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _language_patched_once_a_launch() -> Iterator[None]:
+    """Keep Triton's interpreter from patching its language at every call of a function: a third of the time."""
+    from triton.runtime import interpreter
+
+    plain = interpreter._patch_lang
+
+    def patched(function: Any) -> Any:
+        languages = [
+            value for value in function.__globals__.values() if isinstance(value, ModuleType) and value in (tl, tl.core)
+        ]
+        return plain(function) if any(tl.core.is_builtin(language.load) for language in languages) else None
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(interpreter, "_patch_lang", patched)
+        yield
 
 
 def read_back(values: Tensor, tensor: TensorFormat) -> Tensor:

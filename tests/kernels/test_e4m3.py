@@ -18,7 +18,7 @@ from kvplan_kernels.cases import Case
 from kvplan_kernels.decode import gpu
 from kvplan_kernels.format import UnsupportedError, parse
 from kvplan_kernels.gpu import targets, unpack
-from kvplan_kernels.gpu.floats import e4m3_code
+from kvplan_kernels.gpu.floats import small_float_code
 from kvplan_kernels.inputs import make_inputs
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.quantize import dequantize_codes, quantize
@@ -131,7 +131,7 @@ def test_a_call_on_such_a_device_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
 @triton.jit
 def code_all(values, codes, count: tl.constexpr):
     i = tl.arange(0, count)
-    tl.store(codes + i, e4m3_code(tl.load(values + i)))
+    tl.store(codes + i, small_float_code(tl.load(values + i), "e4m3"))
 
 
 @triton.jit

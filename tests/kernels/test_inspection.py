@@ -101,12 +101,12 @@ def test_the_budget_itself_is_in_bounds_on_hopper(name: str) -> None:
 @pytest.mark.parametrize("kernel", ["fold_words", "dequantize_tokens", "append_pages", "append_rest"])
 def test_what_moves_the_cache_spills_nothing_and_reads_many_bytes_at_once(kernel: str) -> None:
     for row in of(kernel=kernel, arch="sm_90"):
-        half = kernel == "append_pages" and row["format"] == "int2"  # every other token of a word
-        assert (row["load_bytes"], row["spills"]) == (8 if half else 16, 0), WRITER["key"](row)
+        part = {"int2": 8, "int3": 4} if kernel == "append_pages" else {}  # of the tokens of a word each
+        assert (row["load_bytes"], row["spills"]) == (part.get(row["format"], 16), 0), WRITER["key"](row)
 
 
 def test_the_budget_lists_every_operation_and_architecture_and_decode_of_every_format() -> None:
-    assert {row["format"] for row in of(op="decode", arch="sm_90")} == set(FORMATS)
+    assert {row["format"] for row in of(op="decode", arch="sm_90")} >= set(FORMATS)
     for op in OPERATIONS:
         assert {row["arch"] for row in of(op=op)} == set(ARCHITECTURES)
         assert op == "read" or {row["format"] for row in of(op=op, arch="sm_90")} >= set(COMMON)
@@ -140,7 +140,7 @@ def test_what_cannot_be_looked_at_ends_with_its_reason(arguments: list[str], sta
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [(["-f", "int4", "--head-dim", "20"], "32 to 256 in steps of 8"), (["-f", "int3"], "unknown format 'int3'")],
+    [(["-f", "int4", "--head-dim", "20"], "32 to 256 in steps of 8"), (["-f", "int7"], "7 bits")],
 )
 def test_what_there_is_no_kernel_for_has_its_reason(arguments: list[str], says: str) -> None:
     (found,) = inspect("--arch", "sm_90", *arguments)

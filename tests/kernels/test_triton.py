@@ -3,29 +3,38 @@
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
 from kvplan_kernels.append import gpu as gpu_append
 from kvplan_kernels.append.reference import append
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
-from kvplan_kernels.cases import Case, Data, Tables, all_cases, covering_cases, float_code_cases
+from kvplan_kernels.cases import (
+    STORED_NAMES,
+    Case,
+    Data,
+    Tables,
+    all_cases,
+    covering_cases,
+    float_code_cases,
+    stored_cases,
+)
 from kvplan_kernels.decode import gpu
 from kvplan_kernels.decode.reference import decode
 from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.dequantize import gpu as gpu_dequantize
 from kvplan_kernels.dequantize.reference import dequantize
-from kvplan_kernels.format import UnsupportedError, parse
-from kvplan_kernels.gpu import targets, unpack
+from kvplan_kernels.format import FloatType, UnsupportedError, parse
+from kvplan_kernels.gpu import targets
 from kvplan_kernels.inputs import Inputs, make_inputs
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.recorded import CALLS, KERNELS, Call, launches_of
-from kvplan_kernels.rows import plane_shifts
 
 ON_GPU = "KVPLAN_TEST_GPU" in os.environ
 DEVICE = "cuda" if ON_GPU else "cpu"
@@ -123,6 +132,85 @@ def test_decode_agrees(case: Case, assert_decode_agrees: Callable[..., None]) ->
     found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options, received=case.received, **extras)
     assert found.output.shape == definition.output.shape
     assert_decode_agrees(case, inputs, found, definition, "triton", "triton")
+
+
+@dataclass(frozen=True)
+class Way:
+    """How K and V may be stored, by the parts of a name."""
+
+    key: str
+    value: str
+    group: str
+    number: str
+    fit: str
+
+    @property
+    def name(self) -> str:
+        fit = "" if self.fit and "1" in (self.key, self.value) else self.fit
+        return f"{fit}k{self.key}v{self.value}{self.group}{self.number}"
+
+
+WAYS = st.builds(
+    Way,
+    key=st.sampled_from("1234568"),
+    value=st.sampled_from("1234568"),
+    group=st.sampled_from(("", "-g16", "-g32")),
+    number=st.sampled_from(("", "-mbf16", "-mfp32", "-me4m3")),
+    fit=st.sampled_from(("", "sym-", "kivi-")),
+).filter(lambda way: way.fit != "kivi-" or way.group != "")
+SMALL = Case(format="int4", kv_heads=1, gqa_ratio=2, head_dim=40, block_tokens=32, lengths=(40,))
+"""Few tokens in two pages; groups of 16 and 32 channels lie across planes."""
+SLICED = ("nvfp4", "k8v8-g16-mfp32", "sym-k3v6-g16")
+
+
+def assert_all_agree(case: Case, assert_decode_agrees: Callable[..., None]) -> None:
+    """Hold append, dequantize and decode to their references, one token after the others."""
+    inputs = make_inputs(case, Order.ROWS)
+    cache, lengths = copied(inputs.cache), inputs.batch.lengths
+    first = (lengths - 1).clamp(min=0)
+    for batch, counts in ((inputs.empty, first), (inputs.empty.after(first), lengths - first)):
+        rows = [torch.arange(n) + start for start, n in zip(batch.lengths.tolist(), counts.tolist(), strict=True)]
+        key, value = inputs.key[torch.cat(rows)], inputs.value[torch.cat(rows)]
+        poisoned = append(inputs.cache, batch, key, value, counts)
+        assert appended_to(cache, batch, key, value, counts) == poisoned
+        for name in ("pages", "ring", "sinks"):
+            assert torch.equal(getattr(cache, name), getattr(inputs.cache, name)), (counts, name)
+    read = gpu_dequantize.dequantize(moved(cache), moved_batch(inputs.batch))
+    for one, definition in zip(read, dequantize(cache, inputs.batch), strict=True):
+        assert torch.equal(bits_of(one), bits_of(definition))
+    arguments = (inputs.cache, inputs.batch, inputs.query, inputs.options)
+    extras = {"received": case.received, "positions": inputs.positions}
+    assert_decode_agrees(case, inputs, decoded(*arguments, **extras), decode(*arguments, **extras), "triton", "triton")
+
+
+@pytest.mark.parametrize("index", range(len(STORED_NAMES)), ids=STORED_NAMES)
+def test_every_way_to_store_agrees(index: int, assert_decode_agrees: Callable[..., None]) -> None:
+    name, shape = STORED_NAMES[index], index % 3
+    case = replace(
+        SMALL, format=f"{name}-r{shape}-s{2 * shape}", head_dim=(32, 40, 64)[shape],
+        block_tokens=128 if "g128" in name else 64,
+        lengths=((5,), (70,))["kivi" in name], received=shape == 0, positions=shape == 1,
+        data=(Data.NORMAL, Data.OUTLIERS, Data.OFFSET)[index // 3 % 3], float_type=tuple(FloatType)[index % 2],
+    )  # fmt: skip
+    assert_all_agree(case, assert_decode_agrees)
+
+
+@pytest.mark.parametrize("name", SLICED)
+def test_several_groups_of_a_plane_agree(name: str, assert_decode_agrees: Callable[..., None]) -> None:
+    assert_all_agree(replace(SMALL, format=name, head_dim=128, lengths=(0, 9)), assert_decode_agrees)
+
+
+@settings(deadline=None, max_examples=300 if ON_GPU else 3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(way=WAYS, dim=st.sampled_from((32, 40)))
+def test_random_ways_to_store_agree(way: Way, dim: int, assert_decode_agrees: Callable[..., None]) -> None:
+    tokens = 37 if way.fit == "kivi-" else 7
+    assert_all_agree(replace(SMALL, format=f"{way.name}-s1", head_dim=dim, lengths=(tokens,)), assert_decode_agrees)
+
+
+@pytest.mark.skipif(not ON_GPU, reason="the interpreter takes minutes")
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in stored_cases()])
+def test_stored_cases_agree(case: Case, assert_decode_agrees: Callable[..., None]) -> None:
+    assert_all_agree(case, assert_decode_agrees)
 
 
 def copied(cache: LayerCache) -> LayerCache:
@@ -351,37 +439,3 @@ def test_more_sequences_than_a_launch_takes_are_refused() -> None:
 )
 def test_the_fewest_splits_that_fill_the_device(pairs: int, tokens: int, tile: int, programs: int, splits: int) -> None:
     assert gpu.split_count(pairs, tokens, tile, programs) == splits
-
-
-def evaluate(text: str, pairs: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return what the PTX *text* makes of registers that hold two words each."""
-    registers = {"$1": pairs.astype(np.uint64)}
-    for line in text.strip("{} ").split(";"):
-        name, *operands = line.replace(",", " ").split() or [""]
-        if name == "shr.u32":
-            registers[operands[0]] = registers[operands[1]] >> np.uint64(int(operands[2]))
-        elif name == "mov.b32":
-            registers[operands[0]] = registers[operands[1]]
-        elif name == "lop3.b32":
-            assert int(operands[4], 16) == 0xEA  # (a and b) or c: 0xF0 & 0xCC | 0xAA
-            mask, base = (np.uint64(int(number, 16)) for number in operands[2:4])
-            registers[operands[0]] = (registers[operands[1]] & mask) | base
-        else:
-            assert name in ("", ".reg")
-    return registers["$0"]
-
-
-@pytest.mark.parametrize(("bits", "shift"), [(b, s) for b in (8, 4, 2) for row in plane_shifts(b) for s in row])
-def test_both_ways_to_unpack_are_equal_for_every_word(bits: int, shift: int) -> None:
-    words = np.arange(65536, dtype=np.uint64)
-    exponent, mask = (0x6400 if bits == 8 else 0x4300), (1 << bits) - 1
-    plain = ((words >> np.uint64(shift)) & np.uint64(mask)) | np.uint64(exponent)
-    text = unpack.asm_text(shift, mask, exponent)
-    for other in (np.uint64(0), np.uint64(0xFFFF)):
-        low, high = evaluate(text, words | other << np.uint64(16)), evaluate(text, words << np.uint64(16) | other)
-        assert np.array_equal(low & np.uint64(0xFFFF), plain)
-        assert np.array_equal(high >> np.uint64(16), plain)
-    floats = torch.from_numpy(plain.astype(np.uint16).view(np.int16))
-    values = floats.view(torch.float16 if bits == 8 else torch.bfloat16).float()
-    codes = torch.from_numpy(((words >> np.uint64(shift)) & np.uint64(mask)).astype(np.float32))
-    assert torch.equal(values, codes + (1024 if bits == 8 else 128))

@@ -22,6 +22,11 @@ _ELSEWHERE: Final = ("--arch", "sm_80,sm_89,sm_100,sm_120,gfx942")
 _COMMON: Final = tuple(
     option for name in ("fp8_e4m3", "int8", "int4", "int2", "kivi-k4v4-g64") for option in ("-f", name)
 )
+_STORED: Final = tuple(
+    option
+    for name in ("int3", "k6v6", "nvfp4", "mxfp4", "lloyd4", "llama.cpp:q8_0", "llama.cpp:q5_1", "fp8_e5m2")
+    for option in ("-f", name)
+)
 _BOTH: Final = ("-f", "int4", "-f", "kivi-k4v4-g64")
 
 QUICK: Final[tuple[tuple[str, ...], ...]] = (
@@ -33,6 +38,9 @@ QUICK: Final[tuple[tuple[str, ...], ...]] = (
 
 ALL: Final[tuple[tuple[str, ...], ...]] = (
     ("--arch", "sm_90"),
+    ("--arch", "sm_90", *_STORED),
+    ("--arch", "sm_90", "--op", "append", "-f", "int3", "-f", "nvfp4"),
+    ("--arch", "sm_80,sm_100,sm_120", "-f", "int3", "-f", "nvfp4"),
     ("--arch", "sm_90", "--op", "append", *_COMMON),
     ("--arch", "sm_90", "--op", "dequantize", *_COMMON),
     ("--arch", "sm_90", "--op", "received", *_COMMON),

@@ -1,18 +1,28 @@
 """Append in Triton: quantize what leaves the residual, then store what stays.
 
 Two launches, since a new token may take the ring slot of one that leaves. A program of the first is one tile of tokens
-of one KV head; of the second likewise. All arithmetic is float32, step by step as the definition has it.
+of one KV head; of the second likewise.
 """
 
 import triton
 import triton.language as tl
 
-from kvplan_kernels.gpu.floats import e4m3_code, narrow, widen
+from kvplan_kernels.append.fits_gpu_kernels import (
+    code_of,
+    fit_extremes,
+    fit_in_order,
+    has_minimum,
+    in_order,
+    load_plane,
+    rows_of,
+)
+from kvplan_kernels.gpu.floats import narrow, small_float_code, widen
+from kvplan_kernels.gpu.numbers import number_place, numbers_in, poisoned_number
 from kvplan_kernels.gpu.tokens import paged_tokens
+from kvplan_kernels.gpu.unpack import shift_of
 
-NEAREST = tl.constexpr(12582912.0)
-"""1.5 x 2^23: added to a float32 under 2^22 and taken off again, it leaves the nearest integer, ties to even."""
-E4M3_NAN = tl.constexpr(0x7F)
+FLOAT_NAN = tl.constexpr(0x7F)
+"""A NaN of both floats of 8 bits."""
 
 
 @triton.jit
@@ -26,65 +36,232 @@ def tokens_of(lengths, counts, sequence, G: tl.constexpr):
     return before, before + count - to_sinks, to_sinks, sinks, count
 
 
-@triton.jit
-def load_plane(
-    new, ring, token, inside, before, first_row, slot, head, k, stride_token, stride_head, G: tl.constexpr,
-    T: tl.constexpr, FLOAT: tl.constexpr,
-):  # fmt: skip
-    """Return one plane of channels of *token* from the residual or the new tokens, [tokens, channels], and its mask."""
-    i = tl.arange(0, T.padded)[None, :]
-    mask = inside[:, None] & (i < T.width)
-    channel = k * T.width + i
-    held = token < before
-    row = slot.to(tl.int64) * G.ring + head * G.ring_head + T.ring + (token % T.capacity) * G.head_dim
-    old = widen(tl.load(ring + row[:, None] + channel, mask=mask & held[:, None], other=0.0))
-    at = (first_row + token - before).to(tl.int64) * stride_token + head * stride_head
-    fresh = widen(tl.load(new + at[:, None] + channel, mask=mask & (token >= before)[:, None], other=0.0))
-    return tl.where(held[:, None], old, widen(narrow(fresh, FLOAT))), mask
+# ---- words
 
 
 @triton.jit
-def metadata(low, high, nan, BITS: tl.constexpr):
-    """Return minimum and scale as fp16, and which groups are poisoned."""
-    low = low + 0.0  # a minimum of -0 is stored as +0
-    minimum = narrow(low, tl.float16)
-    scale = narrow(tl.math.div_rn(high + 0.0 - low, ((1 << BITS) - 1) * 1.0), tl.float16)
-    sound = (tl.abs(minimum.to(tl.float32)) < float("inf")) & (tl.abs(scale.to(tl.float32)) < float("inf"))
-    return minimum, scale, (nan > 0) | (sound == 0)
-
-
-@triton.jit
-def code_of(x, minimum, scale, poisoned, BITS: tl.constexpr):
-    """Return the codes of *x*, int32; minimum, scale and poisoned are broadcast to it."""
-    coded = (scale.to(tl.float32) != 0.0) & (poisoned == 0)
-    step = tl.where(coded, scale.to(tl.float32), 1.0)
-    lifted = tl.where(coded, x - minimum.to(tl.float32), 0.0)
-    code = (tl.math.div_rn(lifted, step) + NEAREST) - NEAREST
-    return tl.minimum(tl.maximum(code, 0.0), ((1 << BITS) - 1) * 1.0).to(tl.int32)
-
-
-@triton.jit
-def float_words(
-    new, ring, token, inside, before, first_row, slot, head, stride_token, stride_head, G: tl.constexpr,
-    T: tl.constexpr, FLOAT: tl.constexpr,
-):  # fmt: skip
-    """Return the words of *token* in E4M3, int32 [tokens, words], and which tokens are poisoned."""
+def float_words(source, token, inside, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Return the words of *token* whose codes are floats, int32 [tokens, words], and which tokens are poisoned."""
     PLANES: tl.constexpr = T.planes
     PADDED: tl.constexpr = T.padded
     BITS: tl.constexpr = T.bits
     bad = tl.zeros([token.shape[0]], tl.int32)
     packed = tl.zeros([token.shape[0], PADDED], tl.int32)
     for k in tl.static_range(PLANES):
-        x, _ = load_plane(
-            new, ring, token, inside, before, first_row, slot, head, k, stride_token, stride_head, G, T, FLOAT
-        )
+        x, _ = load_plane(source, token, inside, k, G, T, FLOAT)
         finite = tl.abs(x) < float("inf")
         bad += tl.sum((finite == 0).to(tl.int32), 1)
-        packed |= e4m3_code(tl.where(finite, x, 0.0)) << (BITS * k)
+        packed |= small_float_code(tl.where(finite, x, 0.0), T.floats) << (BITS * k)
     all_nan = tl.zeros([token.shape[0], PADDED], tl.int32)
     for k in tl.static_range(PLANES):
-        all_nan |= E4M3_NAN << (BITS * k)
+        all_nan |= FLOAT_NAN << (BITS * k)
     return tl.where((bad > 0)[:, None], all_nan, packed), bad > 0
+
+
+@triton.jit
+def with_codes(low, high, code, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr):
+    """Return words of both planes with the codes of the token at PLACE and of channel plane *k* put in."""
+    LOW: tl.constexpr = T.low.bits
+    if T.high.bits > 0:
+        high |= (code >> LOW) << shift_of(T.high, PLACE, T.planes, k)
+        code = code & ((1 << LOW) - 1)
+    low |= code << shift_of(T.low, PLACE, T.planes, k)
+    return low, high
+
+
+@triton.jit
+def store_words(
+    words, packed, slab, row, p: tl.constexpr, first, last, PLANE: tl.constexpr, G: tl.constexpr, T: tl.constexpr
+):
+    """Store *packed*, the words of a plane whose first token is *p* after *row*: tokens of others keep their bits."""
+    PLACES: tl.constexpr = PLANE.tokens
+    SHIFT: tl.constexpr = PLANE.bits * T.planes
+    token = row + p
+    i = tl.arange(0, T.padded)
+    place = words + (slab + PLANE.start + token % G.block // PLACES * T.width)[:, None] + i[None, :]
+    mask = (token < last)[:, None] & (i < T.width)[None, :]
+    if T.tokens > PLACES:  # the other plane's row begins earlier
+        mask = mask & (token + PLACES > first)[:, None]
+    if PLACES > 1 and not T.channel:
+        kept = tl.zeros([row.shape[0], 1], tl.int32)
+        for q in tl.static_range(PLACES):
+            inside = (token + q >= first) & (token + q < last)
+            kept |= tl.where(inside, 0, ((1 << SHIFT) - 1) << (SHIFT * q))[:, None]
+        old = tl.load(place, mask=mask, other=0).to(tl.int32)
+        packed |= old & kept
+    tl.store(place, packed.to(tl.uint16), mask=mask)
+
+
+# ---- groups of channels
+
+
+@triton.jit
+def token_extremes(source, token, inside, g: tl.constexpr, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Return the least and the largest element of group *g* of each token, and how many are NaN."""
+    R: tl.constexpr = token.shape[0]
+    PLANES: tl.constexpr = T.planes
+    i = tl.arange(0, T.padded)
+    low = tl.full([R], float("inf"), tl.float32)
+    high = tl.full([R], float("-inf"), tl.float32)
+    nan = tl.zeros([R], tl.int32)
+    for k in tl.static_range(PLANES):
+        if (k * T.width < (g + 1) * T.group) and ((k + 1) * T.width > g * T.group):
+            x, mask = load_plane(source, token, inside, k, G, T, FLOAT)
+            own = ((k * T.width + i) // T.group == g)[None, :] & mask
+            low = tl.minimum(low, tl.min(tl.where(own, x, float("inf")), 1))
+            high = tl.maximum(high, tl.max(tl.where(own, x, float("-inf")), 1))
+            nan += tl.sum((own & (x != x)).to(tl.int32), 1)
+    return tl.where(inside, low, 0.0), tl.where(inside, high, 0.0), nan
+
+
+@triton.jit
+def fit_tokens(source, meta, poisons, slab, row, first, last, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Store the numbers of all groups that are fitted element by element; return how they are coded, by group.
+
+    That is the step and which are poisoned, [rows of words, tokens of a word].
+    """
+    PLACES: tl.constexpr = T.tokens
+    GROUPS: tl.constexpr = T.groups
+    token = row[:, None] + tl.arange(0, PLACES)[None, :]
+    inside = (token >= first) & (token < last)
+    rows = rows_of(source, token, G, T)
+    fitted = ()
+    for g in tl.static_range(GROUPS):
+        scale, poisoned, step = fit_in_order(rows, inside, g, G, T, FLOAT)
+        at = (number_place(slab, T) + g * G.block)[:, None] + token % G.block
+        store_numbers(meta, at, scale, scale, poisoned, inside, T)
+        tl.atomic_add(poisons, tl.sum(tl.sum((poisoned & inside).to(tl.int32), 1), 0))
+        fitted = fitted + ((step, poisoned.to(tl.int32)),)
+    return fitted
+
+
+@triton.jit
+def at_place(x, PLACE: tl.constexpr):
+    """Return one column of *x*, int32 [rows, columns]."""
+    column = tl.arange(0, x.shape[1])[None, :]
+    return tl.sum(tl.where(column == PLACE, x, 0), 1)
+
+
+@triton.jit
+def add_token_codes(
+    low, high, source, fitted, meta, poisons, slab, token, inside, PLACE: tl.constexpr, G: tl.constexpr,
+    T: tl.constexpr, FLOAT: tl.constexpr,
+):  # fmt: skip
+    """Put the codes of *token* into the words of both planes.
+
+    Groups are coded as they are *fitted*, or else fitted here, and their numbers stored.
+    """
+    PLANES: tl.constexpr = T.planes
+    GROUPS: tl.constexpr = T.groups
+    i = tl.arange(0, T.padded)
+    for g in tl.static_range(GROUPS):
+        if in_order(T):
+            steps, bad = fitted[g]
+            step = at_place(steps.to(tl.int32, bitcast=True), PLACE).to(tl.float32, bitcast=True)
+            base = step
+            poisoned = at_place(bad, PLACE) > 0
+        else:
+            least, most, nan = token_extremes(source, token, inside, g, G, T, FLOAT)
+            scale, minimum, poisoned, step, base = fit_extremes(least, most, nan, T)
+            at = number_place(slab, T) + g * G.block + token % G.block
+            store_numbers(meta, at, scale, minimum, poisoned, inside, T)
+            tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
+        for k in tl.static_range(PLANES):
+            if (k * T.width < (g + 1) * T.group) and ((k + 1) * T.width > g * T.group):
+                x, mask = load_plane(source, token, inside, k, G, T, FLOAT)
+                own = ((k * T.width + i) // T.group == g)[None, :] & mask
+                code = code_of(x, step[:, None], base[:, None], poisoned[:, None], T)
+                low, high = with_codes(low, high, tl.where(own, code, 0), PLACE, k, T)
+    return low, high
+
+
+@triton.jit
+def store_numbers(meta, at, scale, minimum, poisoned, mask, T: tl.constexpr):
+    """Store the numbers of groups as a page holds them."""
+    numbers = numbers_in(meta, T)
+    tl.store(numbers + T.scale + at, poisoned_number(scale, poisoned, T), mask=mask)
+    if has_minimum(T):
+        tl.store(numbers + T.minimum + at, poisoned_number(minimum, poisoned, T), mask=mask)
+
+
+# ---- groups of tokens
+
+
+@triton.jit
+def fit_channels(source, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Store the numbers of a group of tokens, which the tile is; return how each plane of channels is coded."""
+    PADDED: tl.constexpr = T.padded
+    PLANES: tl.constexpr = T.planes
+    PLACES: tl.constexpr = T.tokens
+    i = tl.arange(0, PADDED)
+    held = i < T.width
+    first = number_place(tl.min(slab, 0), T) + tl.min(row, 0) % G.block // T.group * G.head_dim
+    fitted = ()
+    for k in tl.static_range(PLANES):
+        low = tl.full([PADDED], float("inf"), tl.float32)
+        high = tl.full([PADDED], float("-inf"), tl.float32)
+        nan = tl.zeros([PADDED], tl.int32)
+        for p in tl.static_range(PLACES):
+            x, _ = load_plane(source, row + p, row + p < last, k, G, T, FLOAT)
+            low = tl.minimum(low, tl.min(x, 0))
+            high = tl.maximum(high, tl.max(x, 0))
+            nan += tl.sum((x != x).to(tl.int32), 0)
+        scale, minimum, poisoned, step, base = fit_extremes(low, high, nan, T)
+        store_numbers(meta, first + k * T.width + i, scale, minimum, poisoned, held, T)
+        tl.atomic_add(poisons, tl.sum((poisoned & held).to(tl.int32), 0))
+        fitted = fitted + ((step, base, poisoned),)
+    return fitted
+
+
+@triton.jit
+def add_channel_codes(
+    low, high, source, fitted, token, inside, PLACE: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
+    FLOAT: tl.constexpr,
+):  # fmt: skip
+    """Put the codes of *token* into the words of both planes."""
+    PLANES: tl.constexpr = T.planes
+    for k in tl.static_range(PLANES):
+        x, _ = load_plane(source, token, inside, k, G, T, FLOAT)
+        step, base, poisoned = fitted[k]
+        code = code_of(x, step[None, :], base[None, :], poisoned[None, :], T)
+        low, high = with_codes(low, high, code, PLACE, k, T)
+    return low, high
+
+
+# ---- kernels
+
+
+@triton.jit
+def quantize_tile(
+    source, words, meta, poisons, slab, row, first, last, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr,
+    FLOAT: tl.constexpr,
+):  # fmt: skip
+    """Store the tokens from *first* to *last* of a tile as codes; *row* are those that begin a row of words."""
+    PLACES: tl.constexpr = T.tokens
+    R: tl.constexpr = TILE // PLACES
+    PADDED: tl.constexpr = T.padded
+    fitted = ()
+    if T.channel:
+        fitted = fit_channels(source, meta, poisons, slab, row, last, G, T, FLOAT)
+    elif in_order(T):
+        fitted = fit_tokens(source, meta, poisons, slab, row, first, last, G, T, FLOAT)
+    high = tl.zeros([R, PADDED], tl.int32)
+    for p in tl.static_range(PLACES):
+        token = row + p
+        inside = (token >= first) & (token < last)
+        if p % T.low.tokens == 0:
+            low = tl.zeros([R, PADDED], tl.int32)
+        if len(T.floats) > 0:
+            low, poisoned = float_words(source, token, inside, G, T, FLOAT)
+            tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
+        elif T.channel:
+            low, high = add_channel_codes(low, high, source, fitted, token, inside, p, G, T, FLOAT)
+        else:
+            low, high = add_token_codes(low, high, source, fitted, meta, poisons, slab, token, inside, p, G, T, FLOAT)
+        if (p + 1) % T.low.tokens == 0:
+            store_words(words, low, slab, row, p + 1 - T.low.tokens, first, last, T.low, G, T)
+    if T.high.bits > 0:
+        store_words(words, high, slab, row, 0, first, last, T.high, G, T)
 
 
 @triton.jit(do_not_specialize=("table_width",))
@@ -94,13 +271,7 @@ def append_pages(
 ):  # fmt: skip
     """Store one tile of the tokens that go to pages, quantized where the format says so."""
     BITS: tl.constexpr = T.bits
-    PLANES: tl.constexpr = T.planes
     PLACES: tl.constexpr = T.tokens
-    GROUPS: tl.constexpr = T.groups
-    CHANNEL: tl.constexpr = T.channel
-    FLOATS: tl.constexpr = T.floats
-    R: tl.constexpr = TILE // PLACES
-    PADDED: tl.constexpr = T.padded
     sequence = tl.program_id(1) // G.kv_heads
     head = tl.program_id(1) % G.kv_heads
     before, after, to_sinks, _, _ = tokens_of(lengths, counts, sequence, G)
@@ -110,96 +281,16 @@ def append_pages(
     if start < last:
         slot = tl.load(slots + sequence)
         first_row = tl.load(starts + sequence) + to_sinks
-        row = start + PLACES * tl.arange(0, R)
+        row = start + PLACES * tl.arange(0, TILE // PLACES)
         page = tl.load(block_tables + sequence.to(tl.int64) * table_width + row // G.block, mask=row < last, other=0)
         slab = page.to(tl.int64) * G.page + head * G.slab
-        in_page = row % G.block
-        i = tl.arange(0, PADDED)
+        source = (new, ring, before, first_row, slot, head, stride_token, stride_head)
         if BITS == 16:
-            x, mask = load_plane(
-                new, ring, row, (row >= first) & (row < last), before, first_row, slot, head, 0, stride_token,
-                stride_head, G, T, FLOAT,
-            )  # fmt: skip
-            at = slab + T.codes + in_page * G.head_dim
-            tl.store(pages + at[:, None] + i[None, :], narrow(x, FLOAT), mask=mask)
+            x, mask = load_plane(source, row, (row >= first) & (row < last), 0, G, T, FLOAT)
+            at = slab + T.low.start + row % G.block * G.head_dim
+            tl.store(pages + at[:, None] + tl.arange(0, T.padded)[None, :], narrow(x, FLOAT), mask=mask)
         else:
-            packed = tl.zeros([R, PADDED], tl.int32)
-            kept = tl.zeros([R, 1], tl.int32)
-            if FLOATS:
-                inside = (row >= first) & (row < last)
-                packed, poisoned = float_words(
-                    new, ring, row, inside, before, first_row, slot, head, stride_token, stride_head, G, T, FLOAT
-                )
-                tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
-            elif CHANNEL:
-                for k in tl.static_range(PLANES):
-                    low = tl.full([PADDED], float("inf"), tl.float32)
-                    high = tl.full([PADDED], float("-inf"), tl.float32)
-                    nan = tl.zeros([PADDED], tl.int32)
-                    for p in tl.static_range(PLACES):
-                        x, mask = load_plane(
-                            new, ring, row + p, row + p < last, before, first_row, slot, head, k, stride_token,
-                            stride_head, G, T, FLOAT,
-                        )  # fmt: skip
-                        low = tl.minimum(low, tl.min(x, 0))
-                        high = tl.maximum(high, tl.max(x, 0))
-                        nan += tl.sum((x != x).to(tl.int32), 0)
-                    minimum, scale, poisoned = metadata(low, high, nan, BITS)
-                    at = tl.min(slab, 0) + (start % G.block // T.group) * G.head_dim + k * T.width + i
-                    held = i < T.width
-                    tl.store(meta + T.scale + at, tl.where(poisoned, float("nan"), scale), mask=held)
-                    tl.store(meta + T.minimum + at, tl.where(poisoned, float("nan"), minimum), mask=held)
-                    tl.atomic_add(poisons, tl.sum((poisoned & held).to(tl.int32), 0))
-                    for p in tl.static_range(PLACES):
-                        x, mask = load_plane(
-                            new, ring, row + p, row + p < last, before, first_row, slot, head, k, stride_token,
-                            stride_head, G, T, FLOAT,
-                        )  # fmt: skip
-                        code = code_of(x, minimum[None, :], scale[None, :], poisoned[None, :], BITS)
-                        packed |= code << (BITS * (p * PLANES + k))
-            else:
-                for p in tl.static_range(PLACES):
-                    token = row + p
-                    inside = (token >= first) & (token < last)
-                    if PLACES > 1:
-                        kept |= tl.where(inside, 0, ((1 << (BITS * PLANES)) - 1) << (BITS * PLANES * p))[:, None]
-                    for g in tl.static_range(GROUPS):
-                        low = tl.full([R], float("inf"), tl.float32)
-                        high = tl.full([R], float("-inf"), tl.float32)
-                        nan = tl.zeros([R], tl.int32)
-                        for k in tl.static_range(PLANES):
-                            if (k * T.width < (g + 1) * T.group) and ((k + 1) * T.width > g * T.group):
-                                x, mask = load_plane(
-                                    new, ring, token, inside, before, first_row, slot, head, k, stride_token,
-                                    stride_head, G, T, FLOAT,
-                                )  # fmt: skip
-                                own = ((k * T.width + i) // T.group == g)[None, :] & mask
-                                low = tl.minimum(low, tl.min(tl.where(own, x, float("inf")), 1))
-                                high = tl.maximum(high, tl.max(tl.where(own, x, float("-inf")), 1))
-                                nan += tl.sum((own & (x != x)).to(tl.int32), 1)
-                        low = tl.where(inside, low, 0.0)
-                        high = tl.where(inside, high, 0.0)
-                        minimum, scale, poisoned = metadata(low, high, nan, BITS)
-                        at = slab + g * G.block + in_page + p
-                        tl.store(meta + T.scale + at, tl.where(poisoned, float("nan"), scale), mask=inside)
-                        tl.store(meta + T.minimum + at, tl.where(poisoned, float("nan"), minimum), mask=inside)
-                        tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
-                        for k in tl.static_range(PLANES):
-                            if (k * T.width < (g + 1) * T.group) and ((k + 1) * T.width > g * T.group):
-                                x, mask = load_plane(
-                                    new, ring, token, inside, before, first_row, slot, head, k, stride_token,
-                                    stride_head, G, T, FLOAT,
-                                )  # fmt: skip
-                                own = ((k * T.width + i) // T.group == g)[None, :] & mask
-                                code = code_of(x, minimum[:, None], scale[:, None], poisoned[:, None], BITS)
-                                packed |= tl.where(own, code, 0) << (BITS * (p * PLANES + k))
-            at = slab + T.codes + in_page // PLACES * T.width
-            mask = (row < last)[:, None] & (i < T.width)[None, :]
-            place = words + at[:, None] + i[None, :]
-            if PLACES > 1:  # a word's other token keeps its bits
-                old = tl.load(place, mask=mask, other=0).to(tl.int32)
-                packed |= old & kept
-            tl.store(place, packed.to(tl.uint16), mask=mask)
+            quantize_tile(source, words, meta, poisons, slab, row, first, last, G, T, TILE, FLOAT)
 
 
 @triton.jit

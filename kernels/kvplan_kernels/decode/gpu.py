@@ -49,14 +49,14 @@ class Tiling:
 def tiling(g: Geometry, rows: int) -> Tiling:
     """Return the tiles for *rows* query rows of a KV head.
 
-    Tiles of keys with a scale per channel lie in one group, since its scales are folded into the queries. Each warp
+    Tiles of keys whose scales per channel are folded into the queries lie in one group. Each warp
     keeps all query rows as operands, so more rows leave registers for fewer tokens; more warps would compute the same
     products of V again, whose planes have a few dozen channels.
     """
     grouped = g.keys.channel or max(g.keys.groups, g.values.groups) > 1
     padded = min(GROUPED_ROWS_MAX if grouped else ROWS_MAX, padded_size(rows, ROWS_MIN))
     tokens = (128 if g.quantized else 64) // (1 if padded == ROWS_MIN else 2)
-    if g.keys.channel:
+    if g.keys.channel and g.keys.whole:
         tokens = min(tokens, g.keys.group)
     folds_much = g.keys.channel and g.padded > FOLDED_CHANNELS_MAX
     return Tiling(tokens=tokens, rows=padded, warps=4 if folds_much else 2, stages=3)
@@ -190,7 +190,9 @@ def _views(cache: LayerCache) -> tuple[Tensor, ...]:
 
 
 def _operand_type(g: Geometry, cache: LayerCache) -> torch.dtype:
-    return {16: TORCH_FLOAT[cache.layout.float_type], 8: torch.float16}.get(g.keys.bits, torch.bfloat16)
+    if g.keys.bits == 16:
+        return TORCH_FLOAT[cache.layout.float_type]
+    return torch.float16 if g.keys.half else torch.bfloat16
 
 
 def _parts(held: torch.dtype, operand: torch.dtype) -> int:

@@ -38,7 +38,7 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     row_sums,
     sight,
     slabs,
-    word_tile,
+    word_tiles,
 )
 from kvplan_kernels.gpu.tokens import paged_tokens
 
@@ -65,17 +65,16 @@ def attend(
     DP: tl.constexpr = G.padded
     KEY_CODES: tl.constexpr = KEYS == "codes"
     VALUE_CODES: tl.constexpr = VALUES == "codes"
-    KEY_PLANES: tl.constexpr = K.planes if KEY_CODES else 1
-    KEY_WIDTH: tl.constexpr = K.width if KEY_CODES else D
-    KEY_PADDED: tl.constexpr = K.padded if KEY_CODES else DP
-    KEY_BITS: tl.constexpr = K.bits if KEY_CODES else 16
+    KEY_PLANES: tl.constexpr = K.pieces if KEY_CODES else 1
+    KEY_WIDTH: tl.constexpr = K.piece if KEY_CODES else D
+    KEY_PADDED: tl.constexpr = K.padded_piece if KEY_CODES else DP
     KEY_PLACES: tl.constexpr = K.tokens if KEY_CODES else 1
     VALUE_PLACES: tl.constexpr = V.tokens if VALUE_CODES else 1
     J: tl.constexpr = KEY_PLACES if KEY_PLACES > VALUE_PLACES else VALUE_PLACES
     ONE_PAGE: tl.constexpr = G.block % BN == 0
     PAGED: tl.constexpr = KEY_CODES or VALUE_CODES or KEYS == "pages" or VALUES == "pages"
-    FOLD: tl.constexpr = KEY_CODES and K.channel
-    TYPE: tl.constexpr = operand_type(FLOAT, KEY_BITS)
+    FOLD: tl.constexpr = KEY_CODES and K.channel and K.whole
+    TYPE: tl.constexpr = operand_type(FLOAT, K, KEY_CODES)
     unit = 1.0
     if TYPE == tl.float16:  # what may be out of fp16's range is brought into it
         unit = query_unit(query, valid, D, DP)
@@ -105,11 +104,15 @@ def attend(
             at = token + j
             inside = (at >= begin) & (at < hi)
             if KEY_CODES:
-                if j == 0 or KEY_PLACES < J:
-                    words = word_tile(codes, slab, (in_page + j) // KEY_PLACES, K, True)
+                if j % K.low.tokens == 0:
+                    words = word_tiles(codes, slab, (in_page + j) // K.low.tokens, K.low, K, True)
+                if K.high.bits == 0:
+                    high = words
+                elif j % K.high.tokens == 0:
+                    high = word_tiles(codes, slab, (in_page + j) // K.high.tokens, K.high, K, True)
                 score = code_scores(
-                    words, operands, low, sums, operand_sums, meta, slab, in_page + j, factor,
-                    j if KEY_PLACES == J else 0, G, K, ROWS, 2 if FOLD else PARTS, FLOAT, ASM,
+                    words, high, operands, low, sums, operand_sums, meta, slab, in_page + j, inside, factor,
+                    j % KEY_PLACES, G, K, ROWS, 2 if FOLD else PARTS, FLOAT, ASM,
                 )  # fmt: skip
                 if FOLD:
                     score = score * fold_unit + bias[None, :]
@@ -133,11 +136,15 @@ def attend(
             if j > 0:
                 shrink = tl.full([ROWS], 1.0, tl.float32)
             if VALUE_CODES:
-                if j == 0 or VALUE_PLACES < J:
-                    value_words = word_tile(codes, slab, (in_page + j) // VALUE_PLACES, V, False)
+                if j % V.low.tokens == 0:
+                    value_words = word_tiles(codes, slab, (in_page + j) // V.low.tokens, V.low, V, False)
+                if V.high.bits == 0:
+                    value_high = value_words
+                elif j % V.high.tokens == 0:
+                    value_high = word_tiles(codes, slab, (in_page + j) // V.high.tokens, V.high, V, False)
                 acc, minima, units = add_codes(
-                    acc, minima, units, shrink, weight, seen, inside, value_words, meta, slab, in_page + j,
-                    j if VALUE_PLACES == J else 0, G, V, FLOAT, ASM, MASKED,
+                    acc, minima, units, shrink, weight, seen, inside, value_words, value_high, meta, slab, in_page + j,
+                    j % VALUE_PLACES, G, V, FLOAT, ASM, MASKED,
                 )  # fmt: skip
             else:
                 value_rows = float_rows(source, slab, at, slot, head, G, V, VALUES)
@@ -156,20 +163,19 @@ def store_part(
     """Store what a program summed at the workspace's rows *part*: outputs, their weight and the maximum."""
     V: tl.constexpr = G.values
     D: tl.constexpr = G.head_dim
-    PLANES: tl.constexpr = V.planes if CODES else 1
-    WIDTH: tl.constexpr = V.width if CODES else D
-    PADDED: tl.constexpr = V.padded if CODES else G.padded
+    PLANES: tl.constexpr = V.pieces if CODES else 1
+    WIDTH: tl.constexpr = V.piece if CODES else D
+    PADDED: tl.constexpr = V.padded_piece if CODES else G.padded
     WHOLE: tl.constexpr = CODES and V.whole
-    PER_GROUP: tl.constexpr = V.planes // V.groups if WHOLE else 1
-    BITS: tl.constexpr = V.bits if CODES else 16
-    TYPE: tl.constexpr = operand_type(FLOAT, BITS)
+    PER_GROUP: tl.constexpr = V.pieces // V.groups if WHOLE else 1
+    TYPE: tl.constexpr = operand_type(FLOAT, V, CODES)
     i = tl.arange(0, PADDED)[:, None]
     for k in tl.static_range(PLANES):
         out = acc[k]
         if TYPE == tl.float16:
             out = out * (1.0 / HALF_WEIGHT)
         if WHOLE:
-            unit = units[k // PER_GROUP] if V.bits == 8 else 1.0
+            unit = units[k // PER_GROUP] if V.half else 1.0
             out = out * unit + minima[k // PER_GROUP][None, :]
         tl.store(outputs + part[None, :] * D + k * WIDTH + i, out, mask=held[None, :] & (i < WIDTH))
     tl.store(weights + part, total, mask=held)
@@ -226,7 +232,7 @@ def decode_split(
     total = tl.zeros([ROWS], tl.float32)
     part = (pid.to(tl.int64) * all_splits + split) * rows + row
     if split < splits:
-        acc = zero_planes(V.planes, V.padded, ROWS)
+        acc = zero_planes(V.pieces, V.padded_piece, ROWS)
         minima = zero_rows(V.groups, ROWS)
         units = first_units(V.groups)
         first_tile = tl.minimum(seen_first, both) // BN

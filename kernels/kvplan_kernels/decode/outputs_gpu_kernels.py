@@ -5,10 +5,9 @@ import triton.language as tl
 
 from kvplan_kernels.decode.scores_gpu_kernels import LEAST_UNIT, dequantized, operand_type
 from kvplan_kernels.gpu.floats import narrow, product, widen
-from kvplan_kernels.gpu.unpack import unpack, unpack_e4m3
+from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
+from kvplan_kernels.gpu.unpack import offset_of, plane_floats, plane_levels
 
-CENTRE = tl.constexpr(128.0)
-"""The middle of 8-bit codes."""
 HALF_WEIGHT = tl.constexpr(16384.0)
 """What a weight of 1 is in fp16, so that weights down to 2^-38 are not lost."""
 
@@ -81,7 +80,7 @@ def add_floats(
 
 @triton.jit
 def without_poison(words, inside, seen):
-    """Return *words* [words, tokens] of E4M3 codes without those of no token and of poisoned ones, and who sees these.
+    """Return *words* [words, tokens] of floats without those of no token and of poisoned ones, and who sees these.
 
     All codes of a poisoned token are NaN, so the low byte of one word tells; that of any word does.
     """
@@ -91,35 +90,46 @@ def without_poison(words, inside, seen):
     return tl.where(sound[None, :], words, 0), reached
 
 
+@triton.constexpr_function
+def is_lifted(tensor) -> bool:
+    """Return whether values have something beside the scale times their level, counted from the middle."""
+    return tensor.minimum >= 0 or tensor.middle != tensor.centre
+
+
 @triton.jit
 def add_codes(
-    acc, minima, units, shrink, weight, seen, inside, words, meta, slab, in_page, PLACE: tl.constexpr,
+    acc, minima, units, shrink, weight, seen, inside, words, high, meta, slab, in_page, PLACE: tl.constexpr,
     G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
-    """Shrink the sums so far, and add weights times quantized values, their words given.
+    """Shrink the sums so far, and add weights times quantized values, their words by slice given.
 
-    The offset of the codes comes off tile by tile: in the same sums, or for 8 bits, whose offset is eight times as
-    large, before them, together with half the range. So sums grow with the codes alone, and what a tensor core cuts off
+    The offset of the levels comes off tile by tile, together with the middle: in the same sums, or in fp16, where the
+    offset is eight times as large, before them. So sums grow with the levels alone, and what a tensor core cuts off
     does not add up over a long split.
 
     Returns the sums by plane, and by group of channels the sums of weights times minima, and the unit.
     """
-    BITS: tl.constexpr = T.bits
-    PLANES: tl.constexpr = T.planes
+    PIECES: tl.constexpr = T.pieces
+    SLICES: tl.constexpr = T.slices
     GROUPS: tl.constexpr = T.groups
-    OFFSET: tl.constexpr = 128.0
-    PER_GROUP: tl.constexpr = PLANES // GROUPS
-    TYPE: tl.constexpr = operand_type(FLOAT, BITS)
+    HALF: tl.constexpr = T.half
+    MIDDLE: tl.constexpr = T.middle
+    OFFSET: tl.constexpr = offset_of(T) + T.middle
+    HAS_MINIMUM: tl.constexpr = is_lifted(T)
+    SIGNED: tl.constexpr = T.fit == "q5_0" or T.fit == "iq4_nl"  # scales may be negative
+    PER_GROUP: tl.constexpr = PIECES // GROUPS
+    TYPE: tl.constexpr = operand_type(FLOAT, T, True)
     WHOLE: tl.constexpr = T.whole
-    FLOATS: tl.constexpr = T.floats
+    FLOATS: tl.constexpr = len(T.floats) > 0
     new_acc = ()
     if FLOATS:
         new_minima = minima
         new_units = units
         if MASKED:
-            words, reached = without_poison(words, inside, seen)
-        for k in tl.static_range(PLANES):
-            part = weigh(acc[k] * shrink[None, :], weight, unpack_e4m3(words, BITS * k, ASM), 1, TYPE)
+            sound, reached = without_poison(words[0], inside, seen)
+            words = (sound,)
+        for k in tl.static_range(PIECES):
+            part = weigh(acc[k] * shrink[None, :], weight, plane_floats(words[0], k, T, ASM), 1, TYPE)
             if MASKED:
                 part = tl.where(reached[None, :], float("nan"), part)
             new_acc = new_acc + (part,)
@@ -127,41 +137,52 @@ def add_codes(
         new_minima = ()
         new_units = ()
         for g in tl.static_range(GROUPS):
-            place = slab + g * G.block + in_page
-            scale = tl.load(meta + T.scale + place).to(tl.float32)
-            minimum = tl.load(meta + T.minimum + place).to(tl.float32)
-            if BITS == 8:
-                minimum += CENTRE * scale
+            place = number_place(slab, T) + g * G.block + in_page
+            scale = level_scale(meta, place, None, T)
+            if HAS_MINIMUM:
+                minimum = level_minimum(meta, place, None, scale, T)
+                if MIDDLE > 0:
+                    minimum += MIDDLE * scale
             unit = units[g]
             factor = shrink
-            if BITS == 8:  # fp16 holds what is between a little and 1
-                unit = tl.maximum(unit, tl.max(tl.where(inside, scale, 0.0) if MASKED else scale, 0))
+            if HALF:  # fp16 holds what is between a little and 1
+                size = tl.abs(scale) if SIGNED else scale
+                unit = tl.maximum(unit, tl.max(tl.where(inside, size, 0.0) if MASKED else size, 0))
                 factor = shrink * (units[g] / unit)
                 scale = scale * (HALF_WEIGHT / unit)
             weighted = weight * scale[:, None]
-            lifted = weight * minimum[:, None]
+            if HAS_MINIMUM:
+                lifted = weight * minimum[:, None]
             if MASKED:  # a weight of 0 does not undo a NaN
                 weighted = tl.where(seen, weighted, 0.0)
-                lifted = tl.where(seen, lifted, 0.0)
+                if HAS_MINIMUM:
+                    lifted = tl.where(seen, lifted, 0.0)
             operand = narrow(weighted, TYPE)
-            offset = narrow(tl.full([T.padded, operand.shape[0]], -OFFSET, tl.float32), TYPE)
+            offset = narrow(tl.full([T.padded_piece, operand.shape[0]], -OFFSET, tl.float32), TYPE)
             new_units = new_units + (unit,)
-            new_minima = new_minima + (minima[g] * shrink + tl.sum(lifted, 0),)
+            lifts = minima[g]
+            if HAS_MINIMUM:
+                lifts = lifts * shrink + tl.sum(lifted, 0)
+            new_minima = new_minima + (lifts,)
             for j in tl.static_range(PER_GROUP):
-                code = unpack(words, BITS * (PLACE * PLANES + g * PER_GROUP + j), BITS, ASM)
+                slice_words, slice_high = words[(g * PER_GROUP + j) % SLICES], high[(g * PER_GROUP + j) % SLICES]
+                code = plane_levels(slice_words, slice_high, PLACE, (g * PER_GROUP + j) // SLICES, T, ASM)
                 before = acc[g * PER_GROUP + j] * factor[None, :]
-                if BITS == 8:
-                    code = code - (1024.0 + CENTRE)
-                else:
+                if HALF:
+                    code = code - OFFSET
+                elif OFFSET != 0:
                     before = product(offset, operand, before)
                 new_acc = new_acc + (product(code, operand, before),)
     else:
         new_minima = minima
         new_units = units
-        for k in tl.static_range(PLANES):
-            value = dequantized(words, meta, slab, in_page, k, BITS * (PLACE * PLANES + k), G, T, False, TYPE, ASM)
+        for k in tl.static_range(PIECES):
+            value, unit = dequantized(words, high, meta, slab, in_page, inside, k, PLACE, G, T, False, TYPE, ASM)
+            before = acc[k] * shrink[None, :]
+            part = tl.zeros(before.shape, tl.float32) if HALF and T.wide else before
             if MASKED:
-                new_acc = new_acc + (add_finite(acc[k] * shrink[None, :], weight, seen, value, 1, TYPE),)
+                part = add_finite(part, weight, seen, value, 1, TYPE)
             else:
-                new_acc = new_acc + (weigh(acc[k] * shrink[None, :], weight, value, 1, TYPE),)
+                part = weigh(part, weight, value, 1, TYPE)
+            new_acc = new_acc + (before + part * unit if HALF and T.wide else part,)
     return new_acc, new_minima, new_units

@@ -17,7 +17,7 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     row_sums,
     sight,
     slabs,
-    word_tile,
+    word_tiles,
 )
 from kvplan_kernels.gpu.tokens import paged_tokens
 
@@ -30,41 +30,29 @@ def tile_scores(
 ):  # fmt: skip
     """Return the scores of the tokens *at*, which have place PLACE in their words, before any softcap."""
     K: tl.constexpr = G.keys
-    PLACES: tl.constexpr = K.tokens
     ONE_PAGE: tl.constexpr = G.block % BN == 0
     slab = tl.zeros([1], tl.int64)
     if KEYS == "codes" or KEYS == "pages":
         slab = slabs(table, at, start, hi, head, G, ONE_PAGE)
     if KEYS == "codes":
         in_page = at % G.block
-        words = word_tile(codes, slab, in_page // PLACES, K, True)
-        if K.channel:
+        words = word_tiles(codes, slab, in_page // K.low.tokens, K.low, K, True)
+        high = words
+        if K.high.bits > 0:
+            high = word_tiles(codes, slab, in_page // K.high.tokens, K.high, K, True)
+        if K.channel and K.whole:
             folded, folded_low, folded_sums, unit, bias = fold_channels(
                 planes, meta, slab, start % G.block, factor, G, K, ROWS, FLOAT
             )
             score = code_scores(
-                words,
-                folded,
-                folded_low,
-                sums,
-                folded_sums,
-                meta,
-                slab,
-                in_page,
-                factor,
-                PLACE,
-                G,
-                K,
-                ROWS,
-                2,
-                FLOAT,
-                ASM,
-            )
+                words, high, folded, folded_low, sums, folded_sums, meta, slab, in_page, inside, factor, PLACE, G, K,
+                ROWS, 2, FLOAT, ASM,
+            )  # fmt: skip
             score = score * unit + bias[None, :]
         else:
             score = code_scores(
-                words, operands, low, sums, operand_sums, meta, slab, in_page, factor, PLACE, G, K, ROWS, PARTS, FLOAT,
-                ASM,
+                words, high, operands, low, sums, operand_sums, meta, slab, in_page, inside, factor, PLACE, G, K, ROWS,
+                PARTS, FLOAT, ASM,
             )  # fmt: skip
     else:
         rows = float_rows(source, slab, at, slot, head, G, K, KEYS)
@@ -82,13 +70,12 @@ def add_weights(
     """Store the weight that each token of one tile received, summed over the queries."""
     K: tl.constexpr = G.keys
     CODES: tl.constexpr = KEYS == "codes"
-    PLANES: tl.constexpr = K.planes if CODES else 1
-    WIDTH: tl.constexpr = K.width if CODES else G.head_dim
-    PADDED: tl.constexpr = K.padded if CODES else G.padded
+    PLANES: tl.constexpr = K.pieces if CODES else 1
+    WIDTH: tl.constexpr = K.piece if CODES else G.head_dim
+    PADDED: tl.constexpr = K.padded_piece if CODES else G.padded
     J: tl.constexpr = K.tokens if CODES else 1
     R: tl.constexpr = BN // J
-    BITS: tl.constexpr = K.bits if CODES else 16
-    TYPE: tl.constexpr = operand_type(FLOAT, BITS)
+    TYPE: tl.constexpr = operand_type(FLOAT, K, CODES)
     h = tl.arange(0, ROWS)
     valid = h < ratio
     for j in tl.static_range(J):

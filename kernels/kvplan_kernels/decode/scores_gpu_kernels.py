@@ -4,16 +4,17 @@ import triton
 import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, product, widen
-from kvplan_kernels.gpu.unpack import unpack, unpack_e4m3
+from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
+from kvplan_kernels.gpu.unpack import is_signed, offset_of, plane_floats, plane_levels
 
 LOG2_E = tl.constexpr(1.4426950408889634)
 LEAST_UNIT = tl.constexpr(1e-30)
 
 
 @triton.constexpr_function
-def operand_type(float_type, bits):
-    """Return the type in which a matrix product takes what has *bits* bits in the cache."""
-    return float_type if bits == 16 else tl.float16 if bits == 8 else tl.bfloat16
+def operand_type(float_type, tensor, codes):
+    """Return the type in which a matrix product takes the codes of *tensor*, or its 16-bit tokens."""
+    return float_type if not codes else tl.float16 if tensor.half else tl.bfloat16
 
 
 # ---- queries
@@ -87,7 +88,7 @@ def slabs(table, token, start, limit, head, G: tl.constexpr, ONE_PAGE: tl.conste
 def float_rows(source, slab, token, slot, head, G: tl.constexpr, T: tl.constexpr, WHERE: tl.constexpr):
     """Return the pointers to the 16-bit rows of *token* in pages, residual or sinks."""
     if WHERE == "pages":
-        row = slab + T.codes + (token % G.block) * G.head_dim
+        row = slab + T.low.start + (token % G.block) * G.head_dim
     elif WHERE == "ring":
         row = slot.to(tl.int64) * G.ring + head * G.ring_head + T.ring + (token % T.capacity) * G.head_dim
     else:
@@ -96,40 +97,51 @@ def float_rows(source, slab, token, slot, head, G: tl.constexpr, T: tl.constexpr
 
 
 @triton.jit
-def word_tile(codes, slab, row, T: tl.constexpr, KEYS: tl.constexpr):
-    """Return the words of the rows *row*: [rows, words] of K, [words, rows] of V."""
-    WIDTH: tl.constexpr = T.width
-    PADDED: tl.constexpr = T.padded
+def word_tiles(codes, slab, row, PLANE: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr):
+    """Return the words of the rows *row* of a plane of codes, by slice: [rows, words] of K, [words, rows] of V."""
+    WIDTH: tl.constexpr = T.piece
+    PADDED: tl.constexpr = T.padded_piece
+    SLICES: tl.constexpr = T.slices
     i = tl.arange(0, PADDED)
-    first = slab + T.codes + row * WIDTH
-    at = first[:, None] + i[None, :] if KEYS else first[None, :] + i[:, None]
-    if WIDTH == PADDED:
-        words = tl.load(codes + at)
-    else:
-        mask = i[None, :] < WIDTH if KEYS else i[:, None] < WIDTH
-        words = tl.load(codes + at, mask=mask, other=0)
-    return words
+    found = ()
+    for n in tl.static_range(SLICES):
+        first = slab + (PLANE.start + n * WIDTH) + row * T.width
+        at = first[:, None] + i[None, :] if KEYS else first[None, :] + i[:, None]
+        if WIDTH == PADDED:
+            words = tl.load(codes + at)
+        else:
+            mask = i[None, :] < WIDTH if KEYS else i[:, None] < WIDTH
+            words = tl.load(codes + at, mask=mask, other=0)
+        found = found + (words,)
+    return found
 
 
 @triton.jit
 def dequantized(
-    words, meta, slab, in_page, k, SHIFT: tl.constexpr, G: tl.constexpr, T: tl.constexpr, KEYS: tl.constexpr,
-    TYPE: tl.constexpr, ASM: tl.constexpr,
+    words, high, meta, slab, in_page, inside, k: tl.constexpr, PLACE: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
+    KEYS: tl.constexpr, TYPE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Return one plane's values, where codes are floats or its channels belong to several groups."""
-    BITS: tl.constexpr = T.bits
-    FLOATS: tl.constexpr = T.floats
-    OFFSET: tl.constexpr = 1024.0 if BITS == 8 else 128.0
-    if FLOATS:
-        found = unpack_e4m3(words, SHIFT, ASM)
+    """Return one plane's values over their unit, and the unit: where codes are floats, or the plane has several groups.
+
+    The unit is 1 where values are in the operands' range as they are.
+    """
+    unit = 1.0
+    if len(T.floats) > 0:
+        found = plane_floats(words[0], k, T, ASM)
     else:
-        codes = widen(unpack(words, SHIFT, BITS, ASM)) - OFFSET
-        channel = k * T.width + tl.arange(0, T.padded)
-        group = tl.minimum(channel // T.group, T.groups - 1)
-        at = slab + in_page
-        place = at[:, None] + group[None, :] * G.block if KEYS else group[:, None] * G.block + at[None, :]
-        found = narrow(codes * tl.load(meta + T.scale + place) + tl.load(meta + T.minimum + place), TYPE)
-    return found
+        levels = widen(plane_levels(words[0], high[0], PLACE, k, T, ASM)) - offset_of(T)
+        channel = tl.minimum(k * T.width + tl.arange(0, T.padded), G.head_dim - 1)
+        at = number_place(slab, T) + (in_page // T.group * G.head_dim if T.channel else in_page)
+        column = channel if T.channel else channel // T.group * G.block
+        place = at[:, None] + column[None, :] if KEYS else column[:, None] + at[None, :]
+        scale = level_scale(meta, place, None, T)
+        value = levels * scale + level_minimum(meta, place, None, scale, T)
+        if T.half and T.wide:
+            value = tl.where(inside[:, None] if KEYS else inside[None, :], value, 0.0)
+            unit = tl.maximum(tl.max(tl.max(tl.abs(value), 1), 0), LEAST_UNIT)
+            value = value * (1.0 / unit)
+        found = narrow(value, TYPE)
+    return found, unit
 
 
 # ---- scores of one sub-tile
@@ -150,55 +162,71 @@ def float_scores(
 
 @triton.jit
 def code_scores(
-    words, operands, low, sums, operand_sums, meta, slab, in_page, factor, PLACE: tl.constexpr, G: tl.constexpr,
-    T: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr,
+    words, high, operands, low, sums, operand_sums, meta, slab, in_page, inside, factor, PLACE: tl.constexpr,
+    G: tl.constexpr, T: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
-    """Return *factor* times the scores of quantized keys, their words given; PLACE is the token within a word.
+    """Return *factor* times the scores of quantized keys, their words by slice given; PLACE is the token within them.
 
     With a scale per channel, *operands* hold it, and the caller applies the factor.
     """
-    BITS: tl.constexpr = T.bits
-    PLANES: tl.constexpr = T.planes
-    TYPE: tl.constexpr = operand_type(FLOAT, BITS)
+    PIECES: tl.constexpr = T.pieces
+    SLICES: tl.constexpr = T.slices
+    TYPE: tl.constexpr = operand_type(FLOAT, T, True)
     WHOLE: tl.constexpr = T.whole
     GROUPED: tl.constexpr = T.groups > 1
     CHANNEL: tl.constexpr = T.channel
-    OFFSET: tl.constexpr = 1024.0 if BITS == 8 else 128.0
-    score = tl.zeros([words.shape[0], ROWS], tl.float32)
+    OFFSET: tl.constexpr = offset_of(T)
+    SIGNED: tl.constexpr = is_signed(T)
+    WIDE: tl.constexpr = T.half and T.wide
+    score = tl.zeros([words[0].shape[0], ROWS], tl.float32)
     if not WHOLE:
-        for k in tl.static_range(PLANES):
-            key = dequantized(words, meta, slab, in_page, k, BITS * (PLACE * PLANES + k), G, T, True, TYPE, ASM)
-            score = product(key, operands[k], score)
+        for k in tl.static_range(PIECES):
+            key, unit = dequantized(words, high, meta, slab, in_page, inside, k, PLACE, G, T, True, TYPE, ASM)
+            part = tl.zeros(score.shape, tl.float32) if WIDE else score
+            part = product(key, operands[k], part)
             if PARTS == 2:
-                score = product(key, low[k], score)
+                part = product(key, low[k], part)
+            score = score + part * unit if WIDE else part
         score = score * factor
     elif GROUPED:
-        for k in tl.static_range(PLANES):
-            code = unpack(words, BITS * (PLACE * PLANES + k), BITS, ASM)
-            part = product(code, operands[k], tl.zeros([words.shape[0], ROWS], tl.float32))
+        for k in tl.static_range(PIECES):
+            code = plane_levels(words[k % SLICES], high[k % SLICES], PLACE, k // SLICES, T, ASM)
+            part = product(code, operands[k], tl.zeros(score.shape, tl.float32))
             if PARTS == 2:
                 part = product(code, low[k], part)
-            place = slab + (k * T.width // T.group) * G.block + in_page
-            scale = tl.load(meta + T.scale + place).to(tl.float32) * factor
-            minimum = tl.load(meta + T.minimum + place).to(tl.float32) * factor
-            part = part - (OFFSET * operand_sums[k])[None, :]
-            score += part * scale[:, None] + minimum[:, None] * sums[k][None, :]
+            place = number_place(slab, T) + (k * T.piece // T.group) * G.block + in_page
+            if not SIGNED:
+                part = part - (OFFSET * operand_sums[k])[None, :]
+            score += with_minimum(part, sums[k], meta, place, factor, T)
     else:
         total = operand_sums[0]
         true = sums[0]
-        for k in tl.static_range(PLANES):
-            code = unpack(words, BITS * (PLACE * PLANES + k), BITS, ASM)
+        for k in tl.static_range(PIECES):
+            code = plane_levels(words[0], high[0], PLACE, k, T, ASM)
             score = product(code, operands[k], score)
             if PARTS == 2:
                 score = product(code, low[k], score)
             if k > 0:
                 total += operand_sums[k]
                 true += sums[k]
-        score = score - (OFFSET * total)[None, :]
+        if not SIGNED:
+            score = score - (OFFSET * total)[None, :]
         if not CHANNEL:
-            scale = tl.load(meta + T.scale + slab + in_page).to(tl.float32) * factor
-            minimum = tl.load(meta + T.minimum + slab + in_page).to(tl.float32) * factor
-            score = score * scale[:, None] + minimum[:, None] * true[None, :]
+            score = with_minimum(score, true, meta, number_place(slab, T) + in_page, factor, T)
+    return score
+
+
+@triton.jit
+def with_minimum(score, sums, meta, place, factor, T: tl.constexpr):
+    """Return *factor* times the scores of keys from those of their levels; *sums* are those of the queries."""
+    scale = level_scale(meta, place, None, T)
+    if is_signed(T):  # counted from the centre already
+        score = score * (scale * factor)[:, None]
+    elif T.minimum >= 0:
+        minimum = level_minimum(meta, place, None, scale, T) * factor
+        score = score * (scale * factor)[:, None] + minimum[:, None] * sums[None, :]
+    else:
+        score = (score - (T.centre * sums)[None, :]) * (scale * factor)[:, None]
     return score
 
 
@@ -211,19 +239,18 @@ def fold_channels(
     Returns the operands, what rounding them took as operands of their own, their sums and unit, and what the minima add
     to a score. All channels of a row may be rounded the same way, so one operand would not be enough.
     """
-    BITS: tl.constexpr = T.bits
     PLANES: tl.constexpr = T.planes
     WIDTH: tl.constexpr = T.width
-    TYPE: tl.constexpr = operand_type(FLOAT, BITS)
+    TYPE: tl.constexpr = operand_type(FLOAT, T, True)
     i = tl.arange(0, T.padded)
-    first = slab + (in_page // T.group) * G.head_dim
+    first = number_place(slab, T) + (in_page // T.group) * G.head_dim
     scaled = ()
     bias = tl.zeros([ROWS], tl.float32)
     unit = 1.0
     most = tl.zeros([ROWS], tl.float32)
     for k in tl.static_range(PLANES):
-        scale = tl.load(meta + T.scale + first + k * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
-        minimum = tl.load(meta + T.minimum + first + k * WIDTH + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+        scale = level_scale(meta, first + k * WIDTH + i, i < WIDTH, T)
+        minimum = level_minimum(meta, first + k * WIDTH + i, i < WIDTH, scale, T)
         x = planes[k] * scale[:, None]
         bias += tl.sum(planes[k] * minimum[:, None], 0)
         if TYPE == tl.float16:

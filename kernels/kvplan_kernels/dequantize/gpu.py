@@ -1,5 +1,6 @@
 """Dequantize in Triton, on a GPU, or in Triton's interpreter."""
 
+import math
 from typing import Final
 
 import torch
@@ -7,6 +8,7 @@ from torch import Tensor
 
 from kvplan_kernels.cache import TORCH_FLOAT, Batch, LayerCache
 from kvplan_kernels.calls import check_buffers
+from kvplan_kernels.format import Number
 from kvplan_kernels.gpu import targets
 from kvplan_kernels.gpu.geometry import TensorGeometry, geometry
 from kvplan_kernels.layout import ceil_div
@@ -14,7 +16,7 @@ from kvplan_kernels.rotation import multiply
 from kvplan_kernels.transforms import transforming_dequantize
 
 TILE: Final = 32
-"""Tokens of a program; no group of tokens that share a scale is smaller."""
+"""Tokens of a program; fewer where the groups of tokens that share a scale are smaller."""
 
 
 def dequantize(cache: LayerCache, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -54,10 +56,17 @@ def _launch(target: targets.Target, cache: LayerCache, batch: Batch, out: Tensor
 
     g, tokens = geometry(cache.layout), out.shape[2]
     pages, ring, sinks = (buffer.view(-1) for buffer in (cache.pages, cache.ring, cache.sinks))
-    tiles = ceil_div(g.sinks, TILE) + ceil_div(max(0, tokens - g.sinks), TILE)
+    tile = min(TILE, tensor.group) if tensor.channel else TILE
+    tiles = ceil_div(g.sinks, tile) + ceil_div(max(0, tokens - g.sinks), tile)
     target.launch(
         gpu_kernels.dequantize_tokens, (tiles, out.shape[0] * g.kv_heads), out.view(torch.uint16),
         pages.view(torch.uint16), pages.view(torch.float16), ring.view(torch.uint16), sinks.view(torch.uint16),
-        batch.block_tables, batch.slots, batch.lengths, batch.block_tables.shape[1], tokens, G=g, T=tensor, TILE=TILE,
+        batch.block_tables, batch.slots, batch.lengths, batch.block_tables.shape[1], tokens, G=g, T=tensor, TILE=tile,
         FLOAT=targets.float_name(cache.layout.float_type), ASM=target.asm, num_warps=4,
+        enable_fp_fusion=_exact(tensor),
     )  # fmt: skip
+
+
+def _exact(tensor: TensorGeometry) -> bool:
+    """Return whether level times scale is exact in float32, so that the sum with the minimum is rounded once anyway."""
+    return tensor.number != Number.FP32 and math.frexp(tensor.unit)[0] == 0.5

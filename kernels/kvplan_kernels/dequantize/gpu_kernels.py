@@ -3,34 +3,38 @@
 Tiles of sinks come first, then tiles of the tokens after them: so a tile of pages begins at a whole word, and lies in
 one group where tokens share a scale. 16-bit values are copied as bit patterns.
 
-A code has 8 bits at most and a scale 11, so their product is exact in float32: whether a compiler fuses it with the
-addition of the minimum or not, the sum is rounded once, as the definition has it. Only the bits of a NaN are a
-device's own.
+A level has 8 bits at most and a 16-bit scale 11, so their product is exact in float32: whether a compiler fuses it with
+the addition of the minimum or not, the sum is rounded once, as the definition has it. Where scales have more bits, the
+caller keeps the compiler from it. Only the bits of a NaN are a device's own.
 """
 
 import triton
 import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, widen
+from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
 from kvplan_kernels.gpu.tokens import paged_tokens
-from kvplan_kernels.gpu.unpack import unpack, unpack_e4m3
+from kvplan_kernels.gpu.unpack import offset_of, plane_floats, plane_levels
 
 
 @triton.jit
-def metadata_of(meta, slab, in_page, k, G: tl.constexpr, T: tl.constexpr):
-    """Return the scales or minima, which begin at *meta*, of one plane of channels: float32, for [tokens, channels]."""
+def values_of(levels, meta, slab, in_page, k, G: tl.constexpr, T: tl.constexpr):
+    """Return the values of one plane of channels from their levels, float32 [tokens, channels]."""
     CHANNEL: tl.constexpr = T.channel
-    WHOLE: tl.constexpr = T.whole
+    WHOLE: tl.constexpr = T.whole and T.slices == 1
     channel = k * T.width + tl.arange(0, T.padded)
+    first = number_place(slab, T)
+    mask = None
     if CHANNEL:  # the tile lies in one group
-        first = tl.min(slab, 0) + tl.min(in_page, 0) // T.group * G.head_dim
-        found = tl.load(meta + first + channel[None, :], mask=(channel < (k + 1) * T.width)[None, :], other=0.0)
+        place = tl.min(first, 0) + tl.min(in_page, 0) // T.group * G.head_dim + channel[None, :]
+        mask = (channel < (k + 1) * T.width)[None, :]
     elif WHOLE:
-        found = tl.load(meta + slab[:, None] + (k * T.width // T.group) * G.block + in_page[:, None])
+        place = first[:, None] + (k * T.width // T.group) * G.block + in_page[:, None]
     else:
         group = tl.minimum(channel // T.group, T.groups - 1)
-        found = tl.load(meta + slab[:, None] + group[None, :] * G.block + in_page[:, None])
-    return found.to(tl.float32)
+        place = first[:, None] + group[None, :] * G.block + in_page[:, None]
+    scale = level_scale(meta, place, mask, T)
+    return levels * scale + level_minimum(meta, place, mask, scale, T)
 
 
 @triton.jit
@@ -41,25 +45,27 @@ def write_codes(
 
     Row 0 of *out* is token 0.
     """
-    BITS: tl.constexpr = T.bits
     PLANES: tl.constexpr = T.planes
     PLACES: tl.constexpr = T.tokens
-    FLOATS: tl.constexpr = T.floats
-    OFFSET: tl.constexpr = 1024.0 if BITS == 8 else 128.0
     i = tl.arange(0, T.padded)
     in_page = token % G.block
-    at = slab + T.codes + in_page // PLACES * T.width
-    held = tl.load(words + at[:, None] + i[None, :], mask=(token < paged)[:, None] & (i < T.width)[None, :], other=0)
     for p in tl.static_range(PLACES):
-        row = (token + p).to(tl.int64) * G.head_dim
         mask = (token + p < paged)[:, None] & (i < T.width)[None, :]
+        if p % T.low.tokens == 0:
+            at = slab + T.low.start + (in_page + p) // T.low.tokens * T.width
+            held = tl.load(words + at[:, None] + i[None, :], mask=mask, other=0)
+        if T.high.bits == 0:
+            high = held
+        elif p % T.high.tokens == 0:
+            at = slab + T.high.start + (in_page + p) // T.high.tokens * T.width
+            high = tl.load(words + at[:, None] + i[None, :], mask=mask, other=0)
+        row = (token + p).to(tl.int64) * G.head_dim
         for k in tl.static_range(PLANES):
-            if FLOATS:
-                value = widen(unpack_e4m3(held, BITS * (p * PLANES + k), ASM))
+            if len(T.floats) > 0:
+                value = widen(plane_floats(held, k, T, ASM))
             else:
-                code = widen(unpack(held, BITS * (p * PLANES + k), BITS, ASM)) - OFFSET
-                scale = metadata_of(meta + T.scale, slab, in_page + p, k, G, T)
-                value = code * scale + metadata_of(meta + T.minimum, slab, in_page + p, k, G, T)
+                levels = widen(plane_levels(held, high, p, k, T, ASM)) - offset_of(T)
+                value = values_of(levels, meta, slab, in_page + p, k, G, T)
             bits = narrow(value, FLOAT).to(tl.uint16, bitcast=True)
             tl.store(out + row[:, None] + (k * T.width + i)[None, :], bits, mask=mask)
 
@@ -107,7 +113,7 @@ def dequantize_tokens(
             page = tl.load(table + row // G.block, mask=row < paged, other=0)
             slab = page.to(tl.int64) * G.page + head * G.slab
             if BITS == 16:
-                at = slab + T.codes + row % G.block * G.head_dim
+                at = slab + T.low.start + row % G.block * G.head_dim
                 copy_rows(first_row, words, at, row, row < paged, row < paged, G)
             else:
                 write_codes(first_row, words, meta, slab, row, paged, G, T, FLOAT, ASM)

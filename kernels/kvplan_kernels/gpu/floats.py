@@ -32,19 +32,26 @@ def widen(x):
 
 
 @triton.jit
-def e4m3_code(x):
-    """Return the E4M3 code of finite float32 *x*, int32: the nearest, ties to even, of at most +-448.
+def small_float_code(x, FLOATS: tl.constexpr):
+    """Return the code of finite float32 *x* as "e4m3" or "e5m2", int32: the nearest, ties to even, at most the largest.
 
     Integers and one float32 sum: conversions to 8-bit floats differ between devices, and the interpreter's are its own.
     """
-    size = tl.minimum(tl.abs(x), 448.0)
+    MOST: tl.constexpr = 448.0 if FLOATS == "e4m3" else 57344.0
+    MANTISSA: tl.constexpr = 3 if FLOATS == "e4m3" else 2
+    # The difference of the exponents' biases, 127 - 7 or 15.
+    BIAS: tl.constexpr = 120 if FLOATS == "e4m3" else 112
+    LEAST_NORMAL: tl.constexpr = 0.015625 if FLOATS == "e4m3" else 0.00006103515625
+    # A number whose last bit is the least code, 2^-9 or 2^-16: adding it rounds to whole ones.
+    LIFT: tl.constexpr = 16384.0 if FLOATS == "e4m3" else 128.0
+    LIFT_BITS: tl.constexpr = 0x46800000 if FLOATS == "e4m3" else 0x43000000
+    CUT: tl.constexpr = 23 - MANTISSA
+    size = tl.minimum(tl.abs(x), MOST)
     bits = size.to(tl.int32, bitcast=True)
-    # Three bits of mantissa stay of 23; 120 is the difference of the exponents' biases.
-    normal = ((bits + 0x7FFFF + ((bits >> 20) & 1)) >> 20) - (120 << 3)
-    # The last bit of 2^14 is 2^-9, the least code: adding rounds to whole ones.
-    denormal = (size + 16384.0).to(tl.int32, bitcast=True) - 0x46800000
+    normal = ((bits + ((1 << (CUT - 1)) - 1) + ((bits >> CUT) & 1)) >> CUT) - (BIAS << MANTISSA)
+    denormal = (size + LIFT).to(tl.int32, bitcast=True) - LIFT_BITS
     sign = (x.to(tl.int32, bitcast=True) >> 24) & 0x80
-    return tl.where(size < 0.015625, denormal, normal) | sign
+    return tl.where(size < LEAST_NORMAL, denormal, normal) | sign
 
 
 @triton.jit

@@ -1,14 +1,44 @@
-"""A layout as the numbers that a Triton kernel is compiled for. All offsets count 2-byte items."""
+"""A layout as the numbers that a Triton kernel is compiled for.
 
+Offsets count 2-byte items, but for those of scales and minima, which count numbers of the format's type.
+"""
+
+import math
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from kvplan_kernels.format import Axis, Code, Flush, TensorFormat, UnsupportedError
-from kvplan_kernels.layout import ROW_PLANES, KVLayout, Order
+import numpy as np
+
+from kvplan_kernels.format import Axis, Code, Fit, Number, TensorFormat, UnsupportedError
+from kvplan_kernels.layout import PLANE_NAMES, ROW_PLANES, KVLayout, Order
+from kvplan_kernels.tensor_format import Levels
+from kvplan_kernels.views import tensor_flush, tensor_format
 
 ITEM_BYTES: Final = 2
 DOT_SIZE_MIN: Final = 16
 """The least extent of a matrix product in Triton."""
+BF16_LEVEL_MAX: Final = 127
+"""bf16 has 7 bits of mantissa."""
+FEW_BITS: Final = 4
+BF16_SHIFT: Final = 16
+"""bf16 is the upper half of an fp32."""
+
+
+class Plane(NamedTuple):
+    """One plane of codes.
+
+    Attributes:
+        bits: Of a code's part in it; 0 where there is no such plane.
+        tokens: Tokens whose codes share a word.
+        start: Start of the words in a slab.
+    """
+
+    bits: int
+    tokens: int
+    start: int
+
+
+_NO_PLANE: Final = Plane(bits=0, tokens=1, start=0)
 
 
 class TensorGeometry(NamedTuple):
@@ -16,19 +46,35 @@ class TensorGeometry(NamedTuple):
 
     Attributes:
         bits: Of a code; 16 where values are stored.
-        planes: Channels whose codes share a word.
-        tokens: Tokens whose codes share a word.
+        low: The plane of the low bits, or of all of them.
+        high: The plane of the bits above them.
+        planes: Channels whose codes share a word; a C-th of the head apart, they are C planes of channels.
+        tokens: Tokens whose codes share a word, of the plane where they are most.
         width: Words of a row.
         padded: Width, rounded up to what a matrix product takes.
+        slices: Groups of channels in a plane, each multiplied by itself, where whole and there are several; else 1.
         channel: Whether tokens of a channel share a scale.
         group: Elements that share a scale, along its axis.
         groups: Groups of channels that a token has; 1 where tokens share a scale.
-        floats: Whether codes are E4M3 floats, which have neither scale nor minimum.
-        whole: Whether codes are integers and each plane of channels lies in one group, so that the codes themselves are
-            multiplied and scale and minimum come afterwards; codes become values first where not.
-        codes: Start of the codes in a slab.
-        scale: Start of the scales in a slab.
-        minimum: Start of the minima in a slab.
+        floats: What codes are that are floats of 8 bits, "e4m3" or "e5m2": they have neither scale nor minimum.
+        table: The level of each code, where it is not the code itself.
+        signed: By code the bits of the bf16 that is multiplied, its level counted from the centre: where codes are
+            E2M1, whose bits these have too. Other levels are offset.
+        half: Whether levels are multiplied in fp16, which holds 1024 + level for all of them, and not in bf16, which
+            holds 128 + level for the lower half.
+        middle: The level, near the middle, that V's levels are counted from in products.
+        unit: What one level is times the stored scale.
+        centre: The level that stands for 0 where a group has no minimum.
+        ranked: One code of each level, the lowest level first, where there is a table.
+        middles: Of each of these but the last what lies halfway to the next, and whether that takes the former.
+        fit: How a group is coded, the name of a `Fit`.
+        divisor: What a fit divides a group's range, largest magnitude or norm by.
+        number: The type of scales and minima, the name of a `Number`.
+        whole: Whether codes are levels and each slice of a plane of channels lies in one group, so that the levels
+            themselves are multiplied and scale and minimum come afterwards; codes become values first where not.
+        wide: Whether values may be out of the range of fp16 where they come first in it.
+        scale: Start of the scales in a slab, in numbers.
+        minimum: Start of the minima in a slab, in numbers; -1 where none are stored.
         keep: Tokens that stay in the residual.
         quantum: Tokens that leave it together.
         ring: Start of the tensor in a head's part of the ring.
@@ -37,16 +83,30 @@ class TensorGeometry(NamedTuple):
     """
 
     bits: int
+    low: Plane
+    high: Plane
     planes: int
     tokens: int
     width: int
     padded: int
+    slices: int
     channel: bool
     group: int
     groups: int
-    floats: bool
+    floats: str
+    table: tuple[int, ...]
+    signed: tuple[int, ...]
+    half: bool
+    middle: int
+    unit: float
+    centre: float
+    ranked: tuple[int, ...]
+    middles: tuple[tuple[float, bool], ...]
+    fit: str
+    divisor: float
+    number: str
     whole: bool
-    codes: int
+    wide: bool
     scale: int
     minimum: int
     keep: int
@@ -54,6 +114,21 @@ class TensorGeometry(NamedTuple):
     ring: int
     capacity: int
     sinks: int
+
+    @property
+    def pieces(self) -> int:
+        """Slices of all planes, in the order of channels."""
+        return self.planes * self.slices
+
+    @property
+    def piece(self) -> int:
+        """Channels of a slice."""
+        return self.width // self.slices
+
+    @property
+    def padded_piece(self) -> int:
+        """The same, rounded up to what a matrix product takes."""
+        return self.padded if self.slices == 1 else self.piece
 
 
 class Geometry(NamedTuple):
@@ -129,31 +204,96 @@ def geometry(layout: KVLayout) -> Geometry:
     )
 
 
+def _planes(layout: KVLayout, prefix: str) -> tuple[Plane, Plane]:
+    found = [
+        Plane(
+            bits=bits, tokens=ROW_PLANES[bits][1], start=layout.section(f"{prefix}_{name}").offset_bytes // ITEM_BYTES
+        )
+        for name, bits in zip(PLANE_NAMES, tensor_format(layout, prefix).planes, strict=False)
+    ]
+    low, high = (*found, _NO_PLANE)[:2]
+    return low, high
+
+
+def _folds(layout: KVLayout) -> bool:
+    """Return whether tiles of keys that share scales are large enough to be a matrix product's side."""
+    places = [ROW_PLANES[bits][1] for tensor in (layout.format.key, layout.format.value) for bits in tensor.planes]
+    group = layout.format.key.group_size
+    return group is not None and group >= DOT_SIZE_MIN * max(places)
+
+
+def _middle(tensor: TensorFormat, levels: Levels) -> int:
+    """Return the level that V's are counted from: sums then grow less, and lose less of rounded weights.
+
+    Up to 4 bits codes from the least element to the largest lose little.
+    """
+    if tensor.fit is Fit.RANGE and tensor.bits <= FEW_BITS:
+        return 0
+    return int(levels.centre)
+
+
+def _signed(levels: Levels) -> tuple[int, ...]:
+    heights = [level - levels.centre for level in levels.table]
+    return tuple(int(np.float32(height).view(np.uint32)) >> BF16_SHIFT for height in heights)
+
+
+def _divisor(tensor: TensorFormat, levels: Levels, group: int) -> float:
+    """Return what the fit divides by, as `fits` has it."""
+    match tensor.fit:
+        case Fit.ABSMAX | Fit.Q8_0:
+            return levels.extent
+        case Fit.POWER:
+            return 2.0 ** math.floor(math.log2(levels.extent))
+        case Fit.NORM:
+            return math.sqrt(group)
+        case Fit.Q5_0 | Fit.IQ4_NL:
+            return levels.table[0] - levels.centre
+        case _:
+            return float((1 << tensor.bits) - 1)
+
+
 def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: int) -> TensorGeometry:
-    tensor: TensorFormat = layout.format.key if prefix == "k" else layout.format.value
-    flush: Flush = layout.format.key_flush if prefix == "k" else layout.format.value_flush
-    offsets = {section.name: section.offset_bytes // ITEM_BYTES for section in layout.sections}
-    planes, tokens = ROW_PLANES[tensor.bits]
-    width, channel = layout.head_dim // planes, tensor.axis is Axis.CHANNEL
-    if channel and tensor.group_size is None:
+    tensor, flush = tensor_format(layout, prefix), tensor_flush(layout, prefix)
+    if tensor.axis is Axis.CHANNEL and tensor.group_size is None:
         raise UnsupportedError(f"format {layout.format}: a group size is needed where tokens share a scale")
+    low, high = _planes(layout, prefix)
+    planes, channel = ROW_PLANES[low.bits][0], tensor.axis is Axis.CHANNEL
+    width, tokens = layout.head_dim // planes, max(low.tokens, high.tokens)
     group = tensor.group_size or layout.head_dim
-    one_group = channel or group >= layout.head_dim or group % width == 0
-    floats = tensor.quantized and tensor.code is Code.E4M3
+    floats = tensor.quantized and tensor.code.is_float
+    slices = width // group if not channel and width % group == 0 else 1
+    in_groups = group >= layout.head_dim or group * slices % width == 0
+    whole = (_folds(layout) if channel else in_groups) and not floats
+    levels = tensor.levels if tensor.quantized and not floats else None
+    starts = {section.name: section.offset_bytes // section.item_bytes for section in layout.sections}
     return TensorGeometry(
         bits=tensor.bits,
+        low=low,
+        high=high,
         planes=planes,
         tokens=tokens,
         width=width,
         padded=padded_size(width),
+        slices=slices,
         channel=channel,
         group=group,
         groups=1 if channel else -(-layout.head_dim // group),
-        floats=floats,
-        whole=one_group and not floats,
-        codes=offsets[f"{prefix}_codes"],
-        scale=offsets.get(f"{prefix}_scale", 0),
-        minimum=offsets.get(f"{prefix}_min", 0),
+        floats=str(tensor.code) if floats else "",
+        table=() if levels is None or levels.are_codes else levels.table,
+        signed=_signed(levels) if levels is not None and tensor.code is Code.E2M1 else (),
+        half=bool(floats) or (levels is not None and max(levels.table) > BF16_LEVEL_MAX),
+        middle=0 if levels is None else _middle(tensor, levels),
+        unit=1.0 if levels is None else levels.unit,
+        centre=0.0 if levels is None else levels.centre,
+        ranked=() if levels is None or levels.are_codes else levels.ranked,
+        middles=() if levels is None or levels.are_codes else levels.middles,
+        fit=str(tensor.fit),
+        divisor=1.0 if levels is None else _divisor(tensor, levels, group),
+        number=str(tensor.number),
+        whole=whole,
+        wide=tensor.fit is not Fit.RANGE or tensor.number is not Number.FP16,
+        scale=starts.get(f"{prefix}_scale", 0),
+        minimum=starts.get(f"{prefix}_min", -1),
         keep=flush.keep_tokens if tensor.quantized else 0,
         quantum=flush.quantum_tokens if tensor.quantized else 1,
         ring=ring,
