@@ -22,7 +22,9 @@ OPTIONS = QualityOptions(context_tokens=512, documents=6, trials=0)
 @pytest.fixture(scope="module")
 def divergence(demo: LoadedModel) -> dict[str, float]:
     """The mean KL divergence from 16 bits in nats, by format."""
-    names = ["k2v2-g32", "kivi-k2v2-g32", "k8v4", "k4v8", "int4", "had-int4", "k2v4-g32", "kivi-k2v4-g32"]
+    names = [
+        "k2v2-g32", "kivi-k2v2-g32", "k8v4", "k4v8", "int4", "had-int4", "k2v4-g32", "kivi-k2v4-g32", "int3", "lloyd3",
+    ]  # fmt: skip
     return divergences(demo, names, OPTIONS)
 
 
@@ -50,6 +52,11 @@ def test_keys_need_their_bits_more_than_values_do(divergence: dict[str, float]) 
 def test_a_rotation_helps_4_bits_with_a_scale_per_token(divergence: dict[str, float]) -> None:
     """Ashkboos et al. 2024, QuaRot, arXiv 2404.00456; ggml-org/llama.cpp#21038."""
     assert divergence["had-int4"] < divergence["int4"]
+
+
+def test_uneven_levels_lose_less_than_even_ones_at_3_bits(divergence: dict[str, float]) -> None:
+    """Hooper et al. 2024, KVQuant, arXiv 2401.18079, table 18: nuq3 below int3. Here in fewer bits: 3.125 and 3.25."""
+    assert divergence["lloyd3"] < 0.8 * divergence["int3"]
 
 
 BIAS = 150.0
@@ -90,7 +97,7 @@ def test_int4_keys_collapse_under_a_bias_and_survive_without_it(demo: LoadedMode
     What survives it: keys per channel, as KIVI has them, and keys less their mean.
     """
     options = QualityOptions(context_tokens=256, documents=4, trials=0)
-    names = ["int4", "had-int4", "unbias-int4", "smooth-int4", "kivi-k4v4-g32"]
+    names = ["int4", "sym-int4", "had-int4", "unbias-int4", "smooth-int4", "kivi-k4v4-g32", "sym-kivi-k4v4-g32", "int8"]
     forms = [parse("unbias-int4"), parse("smooth-int4")]
     found = {}
     for bias in (0.0, BIAS):
@@ -99,7 +106,10 @@ def test_int4_keys_collapse_under_a_bias_and_survive_without_it(demo: LoadedMode
         found[bias] = divergences(loaded, names, options, calibrate(loaded, forms, documents, versions={}))
     plain, shifted = found[0.0], found[BIAS]
     assert shifted["int4"] > 10 * plain["int4"]
+    assert shifted["sym-int4"] > 10 * plain["sym-int4"]
+    assert shifted["sym-kivi-k4v4-g32"] > 10 * shifted["kivi-k4v4-g32"]
     assert shifted["had-int4"] > 5 * plain["had-int4"]
     assert shifted["smooth-int4"] < 0.3 * shifted["int4"]
     assert shifted["unbias-int4"] < 1.5 * plain["unbias-int4"]
     assert shifted["kivi-k4v4-g32"] < 1.5 * plain["kivi-k4v4-g32"]
+    assert shifted["int8"] < plain["int4"]
