@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Final
 
+from kvplan_kernels.methods import METHODS
 from kvplan_kernels.tensor_format import (
     KEY_VALUE_BITS,
     LLAMA_CPP,
@@ -218,7 +219,7 @@ _SYMMETRIC: Final = "sym-"
 _TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>\d+)" + _GROUPED)
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 _LLAMA_CPP: Final = "llama.cpp:"
-_LATER: Final = ("fp8", "vllm:")
+_LATER: Final = ("vllm:",)
 _TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
 _PREFIXES: Final = "[unbias-][smooth-][order-][scaled-][had-]"
 _CODES: Final = (
@@ -236,6 +237,8 @@ def parse(name: str) -> CacheFormat:
     >>> parse("kivi-k4v2-g64-r128").key.axis, parse("llama.cpp:q8_0/q4_0").value.bits
     (<Axis.CHANNEL: 'channel'>, 4)
     """
+    if name in METHODS:
+        name = METHODS[name].format
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]
     if "@" in name:

@@ -11,6 +11,7 @@ from itertools import groupby
 from typing import Final, TypeAlias
 
 from kvplan_kernels.format import CacheFormat, Transform, UnsupportedError, kernel_refusal, parse
+from kvplan_kernels.methods import METHODS
 
 LAYERS_MAX: Final = 9999
 """The largest number of a layer that a name may have; no model comes near it."""
@@ -106,6 +107,8 @@ def parse_formats(name: str) -> ModelFormat:
     Raises:
         UnsupportedError: A format in it is unknown or not stored here, layers cannot be read, or a layer has two.
     """
+    if name in METHODS:
+        name = METHODS[name].format
     rest, *clauses = name.split("@")
     exceptions: dict[int, CacheFormat] = {}
     for clause in clauses:

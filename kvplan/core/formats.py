@@ -10,21 +10,27 @@ from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError
 from kvplan_kernels.layer_formats import LayerFormats, ModelFormat, formats_refusal, parse_formats
 from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.methods import METHODS
+from kvplan_kernels.tensor_format import LLAMA_CPP
 
 REFERENCE_HEAD_DIM: Final = 128
 """The head size that effective bits are given for where no model is named."""
 _KIVI: Final = "Liu et al. 2024, KIVI, arXiv 2402.02750"
 _KEYS_FIRST: Final = "more bits for keys than for values: KV-AdaQuant, arXiv 2502.15075"
 
+_LLOYD_MAX: Final = "Max 1960, Quantizing for minimum distortion"
+_LLAMA_CPP: Final = "llama.cpp"
 _ROTATED: Final = "int4 of keys and values rotated head by head: Ashkboos et al. 2024, QuaRot, arXiv 2404.00456"
 
 FORMATS: Final = {
     "bf16": "16 bits, unquantized",
     "fp16": "16 bits, unquantized",
     "fp8_e4m3": "OCP E4M3 floats, no scale: vLLM's fp8, uncalibrated",
+    "fp8_e5m2": "OCP E5M2 floats, no scale",
     "scaled-fp8_e4m3": "OCP E4M3 floats, a calibrated scale a KV head",
     "scaled-tensor-fp8_e4m3": "OCP E4M3 floats, a calibrated scale for K and for V of a layer",
     "int8": "one scale and minimum a token and head",
+    "int6": "planes of 4 and 2 bits, one scale and minimum a token and head",
     "k8v4": _KEYS_FIRST,
     "k8v4-g64": _KEYS_FIRST,
     "int4": "one scale and minimum a token and head",
@@ -33,6 +39,12 @@ FORMATS: Final = {
     "smooth-int4": "SmoothAttention: Lin et al. 2024, QServe, arXiv 2405.04532",
     "unbias-int4": "keys less their mean, which softmax does not see",
     "order-k2v2-g128-r128-s5": "channel reorder of SKVQ: Duanmu et al. 2024, arXiv 2405.06219",
+    "nvfp4": "NVIDIA's FP4: E2M1 and an E4M3 scale for 16 channels, without one for the tensor",
+    "mxfp4": "OCP Microscaling Formats 1.0, MXFP4: E2M1 and a power of two for 32 channels",
+    "fp4_e2m1": "SGLang's fp4_e2m1: E2M1 and a power of two for 16 channels",
+    "lloyd4": f"levels of a normal distribution: {_LLOYD_MAX}",
+    "int3-g64": "planes of 2 bits and 1, one scale and minimum for 64 channels of a token",
+    "lloyd3": f"levels of a normal distribution: {_LLOYD_MAX}",
     "k4v2-g64": _KEYS_FIRST,
     "int2": "one scale and minimum a token and head",
     "kivi-k8v8-g64-r128": _KIVI,
@@ -40,8 +52,15 @@ FORMATS: Final = {
     "kivi-k4v2-g64-r128": _KIVI,
     "kivi-k2v2-g64-r128": _KIVI,
     "kivi-paper": _KIVI,
+    **{f"{_LLAMA_CPP}:{name}": "llama.cpp's block of 32 channels, the same values bit for bit" for name in LLAMA_CPP},
+    **{name: method.source for name, method in METHODS.items()},
 }
-"""Named formats and where each comes from; any other name of the grammar works as well."""
+"""Named formats and methods, and where each comes from; any other name of the grammar works as well."""
+
+
+def is_by_layer(name: str) -> bool:
+    """Return whether a format or a method of this name differs by layer, so that it is one of a model's."""
+    return "@" in (METHODS[name].format if name in METHODS else name)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,6 +68,7 @@ class FormatFacts:
     """What one format takes.
 
     Attributes:
+        name: As it is listed: a method's name, or the format's own.
         bits_k: Of a code of K, the mean of all layers.
         bits_v: Of a code of V.
         effective_bits: Bits of one element in pages, scales and minima counted; residual and sinks not.
@@ -56,6 +76,7 @@ class FormatFacts:
         fused: By device kind, whether a fused decode kernel takes the format.
         learns: Parts whose numbers `kvplan calibrate` learns from a model first; none where it is used as it is.
         engines: By name, those that store the same bits.
+        format: The name of the format that a method is; empty for formats of other engines.
         summary: What a screen shows for the source where that is long.
     """
 
@@ -69,6 +90,7 @@ class FormatFacts:
     unsupported: str = ""
     learns: tuple[str, ...] = ()
     engines: tuple[str, ...] = ("kvplan",)
+    format: str = ""
     summary: str = ""
 
 
@@ -136,7 +158,8 @@ def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
     grown = sum(growth_bytes(layout, _settled_tokens(layout.format)) for layout in layouts)
     elements = sum(2 * layout.kv_heads * layout.head_dim for layout in layouts)
     return FormatFacts(
-        name=form.name,
+        name=name if name in METHODS else form.name,
+        format=form.name,
         bits_k=bits_k,
         bits_v=bits_v,
         effective_bits=8 * grown / elements if elements else float("nan"),

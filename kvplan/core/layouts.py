@@ -10,7 +10,7 @@ from functools import cached_property
 
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.format import CacheFormat, UnsupportedError
 from kvplan_kernels.layer_formats import ModelFormat
 from kvplan_kernels.layout import KVLayout, Order
 
@@ -84,5 +84,17 @@ def lay_out(model: ModelSpec, form: ModelFormat, block_tokens: int, order: Order
         raise InputError(f"{model.name} has no layers that cache anything")
     try:
         return ModelLayout(model.layouts(form, block_tokens, order))
+    except UnsupportedError as error:
+        raise UnsupportedFormatError(f"{form} on {model.name}: {error}") from error
+
+
+def formats_of_layers(model: ModelSpec, form: ModelFormat) -> tuple[CacheFormat, ...]:
+    """Return the format of each layer.
+
+    Raises:
+        UnsupportedFormatError: The format names layers that the model does not have.
+    """
+    try:
+        return model.layer_formats(form)
     except UnsupportedError as error:
         raise UnsupportedFormatError(f"{form} on {model.name}: {error}") from error

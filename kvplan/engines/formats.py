@@ -22,8 +22,13 @@ def engine_facts(model: ModelSpec | None = None) -> Iterator[FormatFacts]:
     """Yield the facts of the formats that an engine has and kvplan has no kernels for, for *model* where given."""
     for engine in ENGINES.values():
         for form in engine.formats:
-            if form.quantized and form.same_as not in FORMATS:
+            if form.quantized and not _is_own(engine, form):
                 yield _facts(engine, form, model)
+
+
+def _is_own(engine: Engine, form: EngineFormat) -> bool:
+    """Return whether one of kvplan's formats in the list stores the same."""
+    return any(name in FORMATS for name in (*form.names, f"{engine.name}:{form.name}"))
 
 
 def refuse_format(name: str, reason: str, where: str = "") -> UnsupportedFormatError:

@@ -1,13 +1,21 @@
 """The screen of `formats`."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from rich.console import Console
 from rich.markup import escape
 
-from kvplan.core.formats import FormatFacts
+from kvplan.core.formats import FORMATS, FormatFacts, is_by_layer
 from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes
+
+FURTHER_NAMES: Final = (
+    "Further names: [sym-][kivi-]k<bits>v<bits>[-g<group>][-m<number>][-r<residual>][-s<sinks>] with 1 to 6 bits or 8.",
+    "Where K and V are stored in two ways: <K>/<V>, as fp8_e4m3/int4-g32 or llama.cpp:q8_0/q4_0.",
+    "Before any of them unbias-, smooth-, order-, scaled- and had-, in this order.",
+    "Where layers differ: <format>@<layers>=<format>, as int4@0,1,-2,-1=bf16.",
+)
 
 
 def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
@@ -40,8 +48,10 @@ def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
         )
     console.print(table)
     learning = ", ".join(fact.name for fact in facts if fact.learns)
-    say(console, f"Learned from the model first, by `kvplan calibrate`: {learning}.")
-    names = "[kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>] with 8, 4 or 2 bits"
-    before = "unbias-, smooth-, order-, scaled- and had-, in this order"
-    say(console, f"Further names: {names}, fp8_e4m3[-r<residual>][-s<sinks>], after any of {before}.")
-    say(console, "Where layers differ: <format>@<layers>=<format>, as int4@0,1,-2,-1=bf16.")
+    if learning:
+        say(console, f"Learned from the model first, by `kvplan calibrate`: {learning}.")
+    if not per_model:
+        by_layer = ", ".join(name for name in FORMATS if is_by_layer(name))
+        say(console, f"Of a model's layers, so shown for a MODEL: {by_layer}.")
+    for line in FURTHER_NAMES:
+        say(console, line)

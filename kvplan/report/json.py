@@ -138,7 +138,8 @@ def formats_json(facts: Sequence[FormatFacts]) -> str:
         {
             "formats": [
                 {
-                    "name": fact.name, "bits_k": fact.bits_k, "bits_v": fact.bits_v,
+                    "name": fact.name, **({"format": fact.format} if fact.format else {}),
+                    "bits_k": fact.bits_k, "bits_v": fact.bits_v,
                     "effective_bits": fact.effective_bits, "fused": fact.fused,
                     "calibrated": bool(fact.learns), "learns": fact.learns,
                     "engines": fact.engines, "source": fact.source,

@@ -2,6 +2,7 @@
 
 import torch
 
+from kvplan.core.layouts import formats_of_layers
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.runtime.loading import LoadedModel
@@ -34,7 +35,7 @@ def require_plain_softmax(loaded: LoadedModel, form: ModelFormat) -> None:
     Raises:
         UnsupportedFormatError: It would, and why.
     """
-    forms = loaded.spec.layer_formats(form)
+    forms = formats_of_layers(loaded.spec, form)
     for layer, (attention, own) in enumerate(zip(loaded.layers, forms, strict=True)):
         capped, sinks = attention.options.softcap is not None, attention.sink_logits is not None
         if (reason := attention_refusal(own, softcap=capped, sink_logits=sinks)) is not None:
@@ -53,7 +54,7 @@ def layer_parameters(
     require_calibration(loaded.spec, form, calibration)
     require_plain_softmax(loaded, form)
     found = []
-    forms = loaded.spec.layer_formats(form)
+    forms = formats_of_layers(loaded.spec, form)
     for layer, (spec, own) in enumerate(zip(loaded.spec.layers, forms, strict=True)):
         arrays = {
             name: array

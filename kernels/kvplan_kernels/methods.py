@@ -1,0 +1,47 @@
+"""Published methods by name: what each is in parts, and where it departs from its source.
+
+Standard library only. A method is a name for a format; what is printed is the format's own name.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+_EDGES: Final = "@0,1,-2,-1=bf16"
+"""The layers that vLLM leaves in 16 bits in TurboQuant's formats, where a model has no recurrent ones."""
+_TURBOQUANT: Final = "Zandieh et al. 2025, TurboQuant, arXiv 2504.19874, as vLLM has it; V is rotated as well"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A method.
+
+    Attributes:
+        format: The name of the format that it is.
+        source: Where it was published, its settings, and what is not as there.
+    """
+
+    format: str
+    source: str
+
+
+METHODS: Final = {
+    "kivi-2": Method("kivi-paper", "Liu et al. 2024, KIVI, arXiv 2402.02750: groups of 32, residual of 128"),
+    "kivi-4": Method("kivi-paper-k4v4-g32-r128", "Liu et al. 2024, KIVI, arXiv 2402.02750, in 4 bits"),
+    "flexgen-4": Method("k4v4-g64", "Sheng et al. 2023, FlexGen, arXiv 2303.06865: groups of 64 channels"),
+    "atom-4": Method("k4v4-g128", "Zhao et al. 2023, Atom, arXiv 2310.19102: groups of 128 channels"),
+    "quarot-4": Method("had-k4v4-g128", "Ashkboos et al. 2024, QuaRot, arXiv 2404.00456, without its clipping"),
+    "spinquant-4": Method("had-k4v4-g128", "Liu et al. 2024, SpinQuant, arXiv 2405.16406: its rotation R3"),
+    "qserve-4": Method("smooth-int4", "Lin et al. 2024, QServe, arXiv 2405.04532: SmoothAttention, per token and head"),
+    "skvq-2": Method(
+        "order-k2v2-g128-me4m3-r128-s5",
+        "Duanmu et al. 2024, SKVQ, arXiv 2405.06219: FP8 scale and minimum; without its clipping, and K after RoPE",
+    ),
+    "diffkv-high": Method("k8v4-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the high tier alone"),
+    "diffkv-low": Method("k4v2-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the low tier alone"),
+    "vllm:int8_per_token_head": Method("sym-int8-mfp32", "vLLM, int8_per_token_head: symmetric, an fp32 scale"),
+    "turboquant-k8v4": Method(f"fp8_e4m3/int4{_EDGES}", "TurboQuant's format of least loss in vLLM, turboquant_k8v4"),
+    "turboquant-4": Method(f"had-lloyd4/int4{_EDGES}", _TURBOQUANT),
+    "turboquant-k3v4": Method(f"had-lloyd3/int4{_EDGES}", _TURBOQUANT),
+    "turboquant-3": Method(f"had-lloyd3/int3{_EDGES}", _TURBOQUANT),
+}
+"""Every method by name; those whose format has an @ are of a model's layers."""
