@@ -189,8 +189,9 @@ def test_every_way_to_store_agrees(index: int, assert_decode_agrees: Callable[..
     case = replace(
         SMALL, format=f"{name}-r{shape}-s{2 * shape}", head_dim=(32, 40, 64)[shape],
         block_tokens=128 if "g128" in name else 64,
-        lengths=((5,), (70,))["kivi" in name], received=shape == 0, positions=shape == 1,
-        data=(Data.NORMAL, Data.OUTLIERS, Data.OFFSET)[index // 3 % 3], float_type=tuple(FloatType)[index % 2],
+        lengths=((7,), (70,))["kivi" in name], received=shape == 0, positions=shape == 1,
+        data=(Data.NORMAL, Data.OUTLIERS, Data.NORMAL, Data.OFFSET)[index // 3 % 4],
+        float_type=tuple(FloatType)[index % 2],
     )  # fmt: skip
     assert_all_agree(case, assert_decode_agrees)
 
@@ -358,6 +359,37 @@ def told(launch: targets.Launch) -> tuple[Any, ...]:
         for name, value in launch.arguments.items()
     }
     return launch.kernel.__name__, launch.grid, arguments, launch.options
+
+
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [
+        ("mxfp4", 6.0), ("nvfp4", 6.0), ("sym-int4", 7.0), ("int4", 15.0), ("llama.cpp:q8_0", 127.0),
+        ("llama.cpp:q4_0", 8.0), ("llama.cpp:iq4_nl", 12.0),
+    ],
+)  # fmt: skip
+def test_what_lies_halfway_between_two_levels_is_coded_alike(name: str, most: float) -> None:
+    """The largest magnitude, of both signs, makes most scales a power of two, so that halves of a level are exact."""
+    layout = KVLayout(format=parse(name), kv_heads=1, head_dim=32, block_tokens=32, order=Order.ROWS)
+    key = (torch.arange(-48, 48) / 4).clamp(-most, most).view(3, 1, 32)
+    key[:, :, ::16] = torch.tensor([most, -most, most]).view(3, 1, 1)
+    key[0, :, 16] = -most  # as large as the first
+    one = torch.ones(1, dtype=torch.int32)
+    batch = Batch(block_tables=torch.zeros(1, 1, dtype=torch.int32), slots=0 * one, lengths=0 * one)
+    expected, found = (LayerCache.allocate(layout, blocks=1, slots=1) for _ in range(2))
+    append(expected, batch, key, -key, 3 * one)
+    appended_to(found, batch, key, -key, 3 * one)
+    assert torch.equal(found.pages, expected.pages)
+
+
+def test_the_least_scales_are_read_back() -> None:
+    inputs = filled(replace(SMALL, format="mxfp4", lengths=(5,), data=Data.DENORMAL))
+    definition = dequantize(inputs.cache, inputs.batch)
+    assert all(one.any() for one in definition)
+    for one, expected in zip(
+        gpu_dequantize.dequantize(moved(inputs.cache), moved_batch(inputs.batch)), definition, strict=True
+    ):
+        assert torch.equal(bits_of(one), bits_of(expected))
 
 
 @pytest.mark.parametrize("most", [1, 70])
