@@ -209,14 +209,14 @@ _UNQUANTIZED: Final = {str(t): _unquantized(t) for t in FloatType}
 _ALIASES: Final = {f"int{bits}": f"k{bits}v{bits}" for bits in KEY_VALUE_BITS} | {
     "kivi-paper": "kivi-paper-k2v2-g32-r128",  # KIVI's published settings: arXiv 2402.02750
 }
-_KEPT: Final = r"(?:-r(?P<residual>\d+))?(?:-s(?P<sinks>\d+))?"
+_KEPT: Final = r"(?:-r(?P<residual>[0-9]{1,7}))?(?:-s(?P<sinks>[0-9]{1,7}))?"
 _NUMBERS: Final = "|".join(Number)
-_GROUPED: Final = rf"(?:-g(?P<group>\d+))?(?:-m(?P<number>{_NUMBERS}))?"
+_GROUPED: Final = rf"(?:-g(?P<group>[0-9]{{1,4}}))?(?:-m(?P<number>{_NUMBERS}))?"
 _GRAMMAR: Final = re.compile(
-    r"(?P<fit>sym-)?(?P<family>kivi-paper-|kivi-)?k(?P<key>\d+)v(?P<value>\d+)" + _GROUPED + _KEPT
+    r"(?P<fit>sym-)?(?P<family>kivi-paper-|kivi-)?k(?P<key>[0-9]{1,3})v(?P<value>[0-9]{1,3})" + _GROUPED + _KEPT
 )
 _SYMMETRIC: Final = "sym-"
-_TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>\d+)" + _GROUPED)
+_TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>[0-9]{{1,3}})" + _GROUPED)
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 _LLAMA_CPP: Final = "llama.cpp:"
 _LATER: Final = ("vllm:",)

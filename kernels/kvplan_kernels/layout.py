@@ -44,9 +44,11 @@ from typing import Final
 from kvplan_kernels.format import (
     Axis,
     CacheFormat,
+    Code,
     FloatType,
     Flush,
     TensorFormat,
+    Transform,
     UnsupportedError,
 )
 
@@ -150,8 +152,26 @@ class KVLayout:
                 f"block size {self.block_tokens}: a word of {self.format}'s V holds {tokens} tokens; use block size "
                 f"{round_up(self.block_tokens, tokens)}"
             )
+        if max(len(tensor.planes) for tensor in (self.format.key, self.format.value)) > len(PLANE_NAMES):
+            raise UnsupportedError(
+                f"format {self.format}: a code of more than {len(PLANE_NAMES)} planes has no section"
+            )
+        if (reason := self._transform_refusal()) is not None:
+            raise UnsupportedError(f"format {self.format}: {reason}")
         if self.format.float_type not in (None, self.float_type):
             raise UnsupportedError(f"format {self.format} holds {self.format.float_type}, the cache {self.float_type}")
+
+    def _transform_refusal(self) -> str | None:
+        """Return why a transform changes nothing here, or leads out of the 16-bit type, or None."""
+        form = self.format
+        tensors = (form.key, form.value)
+        grouped = [t.group_size for t in tensors if t.axis is Axis.TOKEN and t.group_size is not None]
+        if Transform.ORDER in form.transforms and min(grouped, default=self.head_dim) >= self.head_dim:
+            return f"a group is a whole head of {self.head_dim} channels, and their order changes nothing"
+        scaled = {Transform.SCALED, Transform.SCALED_TENSOR} & set(form.transforms)
+        if scaled and self.float_type is FloatType.FP16 and any(t.code is Code.E5M2 for t in tensors):
+            return "what is larger than the largest that was learned would leave fp16 before it is coded; use fp8_e4m3"
+        return None
 
     @cached_property
     def sections(self) -> tuple[Section, ...]:

@@ -33,8 +33,9 @@ METHODS: Final = {
     "spinquant-4": Method("had-k4v4-g128", "Liu et al. 2024, SpinQuant, arXiv 2405.16406: its rotation R3"),
     "qserve-4": Method("smooth-int4", "Lin et al. 2024, QServe, arXiv 2405.04532: SmoothAttention, per token and head"),
     "skvq-2": Method(
-        "order-k2v2-g128-me4m3-r128-s5",
-        "Duanmu et al. 2024, SKVQ, arXiv 2405.06219: FP8 scale and minimum; without its clipping, and K after RoPE",
+        "order-k2v2-g32-me4m3-r128-s5",
+        "Duanmu et al. 2024, SKVQ, arXiv 2405.06219: FP8 scale and minimum; groups of 32, since channels are ordered "
+        "within a head, K after RoPE, without its clipping",
     ),
     "diffkv-high": Method("k8v4-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the high tier alone"),
     "diffkv-low": Method("k4v2-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the low tier alone"),

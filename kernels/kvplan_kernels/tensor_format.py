@@ -262,4 +262,8 @@ LLAMA_CPP: Final = {
     "q4_0": _block(4, Fit.Q5_0),
     "iq4_nl": _block(4, Fit.IQ4_NL, Code.IQ4_NL),
 }
-"""llama.cpp's blocks of 32 channels, each a scale and codes (ggml-quants.c): the same values, bit for bit."""
+"""llama.cpp's blocks of 32 channels, each a scale and codes.
+
+The values are those of its reference functions (ggml-quants.c, quantize_row_*_ref), bit for bit; its vectorized
+functions round halves of q8_0 otherwise.
+"""

@@ -221,9 +221,9 @@ def _learned(request: "Request", path: Path | None) -> "Calibration | None":
     """Return what the request's formats have learned; refuse one that has not, before anything is measured."""
     from kvplan.runtime.learned import require_calibration
     from kvplan.store.calibrations import find_calibration
-    from kvplan_kernels.format import parse
+    from kvplan_kernels.layer_formats import parse_formats
 
-    forms = [parse(name) for name in request.formats]
+    forms = [parse_formats(name) for name in request.formats]
     found = find_calibration(request.spec, forms, path)
     for form in forms:
         require_calibration(request.spec, form, found)
@@ -296,7 +296,7 @@ def _with_quality(
     from kvplan.runtime.loading import load_model
     from kvplan.store.calibrations import learned_digest
     from kvplan.store.journal import resume_quality
-    from kvplan_kernels.format import parse
+    from kvplan_kernels.layer_formats import parse_formats
 
     loaded, spec = load_model(request.model, device=request.device), request.spec
     calibration = _learned(request, request.calibration)
@@ -314,7 +314,7 @@ def _with_quality(
         QualityKey(
             model_digest=spec.digest, format=name, block_tokens=options.block_tokens, prefill=options.prefill,
             chunk_tokens=options.chunk_tokens, data_digest=digest, kernel=request.kernel_name,
-            kvplan_version=__version__, calibration=learned_digest(parse(name), calibration),
+            kvplan_version=__version__, calibration=learned_digest(parse_formats(name), calibration),
         )
         for name in _scored_formats(request)
     ]  # fmt: skip

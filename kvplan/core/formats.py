@@ -20,6 +20,7 @@ _KEYS_FIRST: Final = "more bits for keys than for values: KV-AdaQuant, arXiv 250
 
 _LLOYD_MAX: Final = "Max 1960, Quantizing for minimum distortion"
 _LLAMA_CPP: Final = "llama.cpp"
+_BLOCKS: Final = "llama.cpp's block of 32 channels: the values of its reference functions, bit for bit"
 _ROTATED: Final = "int4 of keys and values rotated head by head: Ashkboos et al. 2024, QuaRot, arXiv 2404.00456"
 
 FORMATS: Final = {
@@ -38,7 +39,7 @@ FORMATS: Final = {
     "had-int4": _ROTATED,
     "smooth-int4": "SmoothAttention: Lin et al. 2024, QServe, arXiv 2405.04532",
     "unbias-int4": "keys less their mean, which softmax does not see",
-    "order-k2v2-g128-r128-s5": "channel reorder of SKVQ: Duanmu et al. 2024, arXiv 2405.06219",
+    "order-k2v2-g32-r128-s5": "channel reorder of SKVQ: Duanmu et al. 2024, arXiv 2405.06219",
     "nvfp4": "NVIDIA's FP4: E2M1 and an E4M3 scale for 16 channels, without one for the tensor",
     "mxfp4": "OCP Microscaling Formats 1.0, MXFP4: E2M1 and a power of two for 32 channels",
     "fp4_e2m1": "SGLang's fp4_e2m1: E2M1 and a power of two for 16 channels",
@@ -52,7 +53,10 @@ FORMATS: Final = {
     "kivi-k4v2-g64-r128": _KIVI,
     "kivi-k2v2-g64-r128": _KIVI,
     "kivi-paper": _KIVI,
-    **{f"{_LLAMA_CPP}:{name}": "llama.cpp's block of 32 channels, the same values bit for bit" for name in LLAMA_CPP},
+    **{
+        f"{_LLAMA_CPP}:{name}": "llama.cpp's block of 32 channels: the values of its reference functions, bit for bit"
+        for name in LLAMA_CPP
+    },
     **{name: method.source for name, method in METHODS.items()},
 }
 """Named formats and methods, and where each comes from; any other name of the grammar works as well."""

@@ -30,6 +30,9 @@ Array = NDArray[Any]
 Learned = Mapping[str, Array]
 """Tensors of one layer by name."""
 
+_OVERWRITE: Final = "give --force to overwrite it, or another -o"
+_LEARNS: Final = "leave it out, or ask for one that does, as unbias-int4"
+
 
 @dataclass(frozen=True, kw_only=True, eq=False, slots=True)
 class Calibration:
@@ -145,10 +148,13 @@ def load_earlier(path: Path, spec: ModelSpec, *, data_digest: str, versions: Map
     """
     if not path.exists():
         return None
-    before = load_calibration(path, spec)
+    try:
+        before = load_calibration(path, spec)
+    except InputError as error:
+        raise InputError(error.message, where=str(path), hint=_OVERWRITE) from error
     if before.data_digest != data_digest or before.versions != versions:
         what = "from other text" if before.data_digest != data_digest else "by other versions of kvplan or its packages"
-        raise InputError(f"was learned {what}", where=str(path), hint="give --force to overwrite it, or another -o")
+        raise InputError(f"was learned {what}", where=str(path), hint=_OVERWRITE)
     return before
 
 
@@ -158,9 +164,11 @@ def find_calibration(spec: ModelSpec, forms: Iterable[ModelFormat], path: Path |
     No file is read where no format learns anything.
 
     Raises:
-        InputError: *path* is not there, or either file is not a calibration of the model.
+        InputError: *path* is not there or for no format, or either file is not a calibration of the model.
     """
     if not any(form.calibrated for form in forms):
+        if path is not None:
+            raise InputError("no format that is asked for learns from the model", where="--calibration", hint=_LEARNS)
         return None
     found = path or calibration_path(spec.name)
     return load_calibration(found, spec) if path is not None or found.exists() else None

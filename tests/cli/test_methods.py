@@ -22,7 +22,7 @@ def test_a_method_is_its_format_and_the_format_prints_its_own_name(name: str) ->
     ("name", "bits"),
     [
         ("kivi-2", 3.0), ("kivi-4", 5.0), ("flexgen-4", 4.5), ("atom-4", 4.25), ("quarot-4", 4.25), ("qserve-4", 4.25),
-        ("skvq-2", 2.125), ("diffkv-high", 6.25), ("diffkv-low", 3.25), ("vllm:int8_per_token_head", 8.25),
+        ("skvq-2", 2.5), ("diffkv-high", 6.25), ("diffkv-low", 3.25), ("vllm:int8_per_token_head", 8.25),
         ("nvfp4", 4.5), ("mxfp4", 4.25), ("fp4_e2m1", 4.5), ("lloyd4", 4.125), ("lloyd4/int4", (4.125 + 4.25) / 2),
         ("lloyd3/int4", (3.125 + 4.25) / 2), ("fp8_e4m3/int4", (8 + 4.25) / 2), ("int3-g32", 4.0), ("int3-g64", 3.5),
         ("llama.cpp:q8_0", 8.5), ("llama.cpp:q5_1", 6.0), ("llama.cpp:q5_0", 5.5), ("llama.cpp:q4_1", 5.0),

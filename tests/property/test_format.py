@@ -141,6 +141,8 @@ def test_names_have_one_canonical_form(name: str, canonical: str) -> None:
     "name",
     [
         "int7",
+        pytest.param("int4-r" + "9" * 5000, id="endless"),
+        "k٤v4",
         "k4",
         "k7v4",
         "sym-int1",

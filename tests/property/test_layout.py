@@ -173,3 +173,18 @@ def test_what_cannot_be_laid_out_is_refused_with_the_reason(name: str, head_dim:
 def test_formats_and_layouts_never_import_torch() -> None:
     code = "import sys, kvplan_kernels.format, kvplan_kernels.layout; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "head_dim", "float_type", "says"),
+    [
+        ("order-k4v4-g64", 64, FloatType.BF16, "their order changes nothing"),
+        ("scaled-fp8_e5m2", 64, FloatType.FP16, "would leave fp16"),
+    ],
+)
+def test_transforms_that_change_nothing_or_too_much_are_refused(
+    name: str, head_dim: int, float_type: FloatType, says: str
+) -> None:
+    with pytest.raises(UnsupportedError, match=says):
+        KVLayout(format=parse(name), kv_heads=1, head_dim=head_dim, block_tokens=64, float_type=float_type)
+    assert KVLayout(format=parse(name), kv_heads=1, head_dim=128, block_tokens=64)

@@ -42,7 +42,7 @@ def append(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: 
         counts: int32 [batch]: new tokens of each sequence.
 
     Returns:
-        Poisoned groups: those that hold a NaN or an infinity or overflow fp16 metadata.
+        Poisoned groups: those that hold a NaN or an infinity, or whose scale or minimum overflows its type.
     """
     check_append(cache, batch, key, value, counts)
     poisoned = 0

@@ -42,6 +42,7 @@ FIT: Final = {
     Fit.NONE: 8,
 }
 TABLE_LEVELS: Final = 16
+TABLE_PLANES: Final = ((2,), (2, 1), (4,))
 SOURCE_TYPE: Final = {torch.bfloat16: 0, torch.float16: 1, torch.float32: 2}
 
 
@@ -211,6 +212,8 @@ def _level_fields(tensor: TensorFormat) -> dict[str, Any]:
     """Return the fields that say what codes stand for."""
     if not tensor.quantized or tensor.code.is_float:
         return {}
+    if MAP[tensor.code] == MAP[Code.E2M1] and tensor.planes not in TABLE_PLANES:
+        raise UnsupportedError(f"codes of {tensor.bits} bits that name levels of a table have no CPU kernel")
     levels = tensor.levels
     fields = {
         "unit": levels.unit,

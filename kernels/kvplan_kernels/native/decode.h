@@ -580,7 +580,7 @@ INLINE bool codes_direct(const kvplan_tensor &t) {
   return false; // tiles want a byte a code
 #else
   const int codes = codes_of(t.low_bits, t.high_bits, t.map == KVPLAN_MAP_TABLE);
-  return !is_float(t) && (codes == CODES_3 || codes == CODES_4_TABLE);
+  return !is_float(t) && (codes == CODES_3 || (codes == CODES_4_TABLE && !t.per_channel));
 #endif
 }
 // How the codes lie that the steps are handed: 16 for values, bytes where they were expanded.

@@ -193,7 +193,8 @@ void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted 
   case KVPLAN_FIT_Q5_0: scale = fit_q5_0(t, e, codes); break;
   case KVPLAN_FIT_IQ4_NL: scale = fit_iq4_nl(t, e, codes); break;
   case KVPLAN_FIT_NONE: break;
-  default:
+  case KVPLAN_FIT_RANGE:
+  case KVPLAN_FIT_Q5_1:
     least_and_largest(e, &low, &high);
     scale = fdiv(fsub(high, low), fset((float)((1 << t.bits) - 1)));
     if (t.fit == KVPLAN_FIT_RANGE) fit_range(t, e, scale, low, codes);
