@@ -43,7 +43,8 @@ class LayerFormats:
         """Return the format of each of a model's *count* layers.
 
         Raises:
-            UnsupportedError: The model has no such layer, or one that is named from both ends with two formats.
+            UnsupportedError: The model has no such layer, one that is named from both ends with two formats, or none
+                that is left to quantize.
 
         >>> [form.name for form in parse_formats("int4@0,-1=bf16").of_layers(3)]
         ['bf16', 'int4', 'bf16']
@@ -55,7 +56,10 @@ class LayerFormats:
                 raise UnsupportedError(f"no layer {named} among the {count} that cache keys and values")
             if found.setdefault(layer, form) != form:
                 raise UnsupportedError(f"two formats for layer {layer}, which is {named} of {count} layers; leave one")
-        return tuple(found.get(layer, self.rest) for layer in range(count))
+        stored = tuple(found.get(layer, self.rest) for layer in range(count))
+        if self.quantized and not any(form.quantized for form in stored):
+            raise UnsupportedError(f"all of the {count} layers that cache keys and values are named in 16 bits")
+        return stored
 
     @property
     def calibrated(self) -> tuple[Transform, ...]:

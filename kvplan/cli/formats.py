@@ -18,7 +18,7 @@ def formats_command(
     as_json: bool = typer.Option(False, "--json", help="Print JSON."),
 ) -> None:
     """List formats with their bits, scales and minima counted, the devices with a fused kernel, and the engines."""
-    from kvplan.core.formats import FORMATS, format_facts, is_by_layer
+    from kvplan.core.formats import format_facts, listed_names
     from kvplan.engines.formats import engine_facts, with_engines
 
     spec = None
@@ -26,8 +26,7 @@ def formats_command(
         from kvplan.store.models import load_model_spec
 
         spec = load_model_spec(model, runtime=False, weights=False)
-    listed = [name for name in FORMATS if spec is not None or not is_by_layer(name)]
-    facts = [with_engines(format_facts(name, spec)) for name in dict.fromkeys(formats or listed)]
+    facts = [with_engines(format_facts(name, spec)) for name in dict.fromkeys(formats or listed_names(spec))]
     facts += [] if formats else engine_facts(spec)
     if as_json:
         from kvplan.report.json import formats_json

@@ -67,6 +67,19 @@ def is_by_layer(name: str) -> bool:
     return "@" in (METHODS[name].format if name in METHODS else name)
 
 
+def listed_names(model: ModelSpec | None) -> list[str]:
+    """Return the names in `FORMATS` but for those by layer that a model, or no model, has not the layers for."""
+    return [name for name in FORMATS if not is_by_layer(name) or (model is not None and _has_layers(model, name))]
+
+
+def _has_layers(model: ModelSpec, name: str) -> bool:
+    try:
+        model.layer_formats(parse_formats(name))
+    except UnsupportedError:
+        return False
+    return True
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormatFacts:
     """What one format takes.

@@ -50,8 +50,8 @@ def print_formats(console: Console, facts: Sequence[FormatFacts]) -> None:
     learning = ", ".join(fact.name for fact in facts if fact.learns)
     if learning:
         say(console, f"Learned from the model first, by `kvplan calibrate`: {learning}.")
-    if not per_model:
-        by_layer = ", ".join(name for name in FORMATS if is_by_layer(name))
-        say(console, f"Of a model's layers, so shown for a MODEL: {by_layer}.")
+    unseen = ", ".join(name for name in FORMATS if is_by_layer(name) and name not in {fact.name for fact in facts})
+    if unseen:
+        say(console, f"By layer, so shown for a MODEL that has enough of them: {unseen}.")
     for line in FURTHER_NAMES:
         say(console, line)

@@ -143,7 +143,7 @@ def test_a_format_that_says_nothing_of_such_a_cache_is_refused(run: Any, latent:
 def test_formats_of_engines_are_sized_for_it(run: Any, latent: Path) -> None:
     entries = {entry["name"]: entry for entry in json.loads(run("formats", latent, "--json").out)["formats"]}
     assert "unsupported" in entries["int8"]
-    assert entries["vllm:fp8_e5m2"]["bytes_per_token"] == 61 * 576
+    assert entries["vllm:fp8_ds_mla"]["bytes_per_token"] == 61 * 656
 
 
 @pytest.mark.parametrize("command", [("profile", "-o", "p.json")])
