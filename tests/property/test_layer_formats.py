@@ -33,11 +33,13 @@ def test_every_layer_has_the_format_that_was_said_of_it(
     form = by_layer(rest, exceptions)
     said = {layer: stored for layer, stored in exceptions.items() if stored != rest}
     twice = any(layer >= 0 and said.get(layer - count, stored) != stored for layer, stored in said.items())
-    if twice or any(not -count <= layer < count for layer in said):
+    found = tuple(said.get(n, said.get(n - count, rest)) for n in range(count))
+    nothing = form.quantized and not any(stored.quantized for stored in found)
+    if twice or nothing or any(not -count <= layer < count for layer in said):
         with pytest.raises(UnsupportedError):
             form.of_layers(count)
         return
-    assert form.of_layers(count) == tuple(said.get(n, said.get(n - count, rest)) for n in range(count))
+    assert form.of_layers(count) == found
 
 
 @given(name=st.sampled_from(NAMES), count=st.integers(0, 5))
@@ -118,6 +120,7 @@ def test_any_other_text_is_refused_in_one_line(name: str) -> None:
     [
         ("int4@8=bf16", 8, "no layer 8 among the 8 that cache keys and values"),
         ("int4@-9=bf16", 8, "no layer -9 among the 8"),
+        ("int4@0,1,-2,-1=bf16", 4, "all of the 4 layers that cache keys and values are named in 16 bits"),
         ("int4@0=bf16@-1=int8", 1, "two formats for layer 0, which is -1 of 1 layers; leave one"),
     ],
 )
@@ -127,7 +130,7 @@ def test_layers_that_a_model_does_not_have_are_refused(name: str, count: int, sa
 
 
 def test_a_layer_named_from_both_ends_with_one_format_is_one() -> None:
-    assert [form.name for form in parse_formats("int4@0,1,-2,-1=bf16").of_layers(3)] == ["bf16"] * 3
+    assert [form.name for form in parse_formats("int4@0,1,-2,-1=int8").of_layers(3)] == ["int8"] * 3
 
 
 def test_it_is_quantized_where_any_layer_is() -> None:
