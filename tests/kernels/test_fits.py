@@ -36,7 +36,7 @@ def read(coded: Quantized, tensor: TensorFormat) -> Tensor:
     return dequantize_codes(coded.codes, coded.metadata, tensor)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=15)
 @given(st.sampled_from(["q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]), st.integers(0, 10**6), SPREADS)
 def test_llama_cpps_blocks_give_its_own_values_bit_for_bit(name: str, seed: int, spread: float) -> None:
     values = rows(seed, spread)
@@ -100,7 +100,7 @@ def nearest_e2m1(x: float) -> float:
     return math.copysign(E2M1[code], x)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 @given(st.sampled_from(("nvfp4", "mxfp4")), st.integers(0, 10**6), SPREADS)
 def test_fp4_blocks_are_e2m1_times_the_blocks_scale(name: str, seed: int, spread: float) -> None:
     tensor, values = STORED[name], rows(seed, spread, count=6)
@@ -115,7 +115,7 @@ def test_fp4_blocks_are_e2m1_times_the_blocks_scale(name: str, seed: int, spread
         assert y == [nearest_e2m1(float(np.float32(v) / np.float32(scale))) * scale if scale else 0.0 for v in x]
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.integers(2, 8).filter(lambda b: b != 7), st.integers(0, 10**6), SPREADS)
 def test_symmetric_codes_hold_zero_and_the_largest_magnitude(bits: int, seed: int, spread: float) -> None:
     tensor = parse(f"sym-int{bits}-mfp32").key
@@ -127,7 +127,7 @@ def test_symmetric_codes_hold_zero_and_the_largest_magnitude(bits: int, seed: in
     assert not found[values == 0].any()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=10)
 @given(st.sampled_from((2, 3, 4)), st.integers(0, 10**6), st.sampled_from((0.03, 1.0, 40.0)))
 def test_lloyd_max_codes_give_back_the_norm(bits: int, seed: int, spread: float) -> None:
     tensor = STORED[f"lloyd{bits}"]
