@@ -28,13 +28,17 @@ from kvplan_kernels.inputs import Inputs, make_inputs
 
 VARIANT = "KVPLAN_CPU_VARIANT"
 Agree = Callable[[Case, Inputs, DecodeResult, DecodeResult, str, str], None]
+NEWER = float_code_cases() + stored_cases() + tuple(case for case in long_cases() if case.format == "fp8_e4m3")
+"""Of these every third is compared each time, the others with the slow tests."""
+OFTEN = NEWER[::3]
+RARELY = tuple(case for case in NEWER if case not in OFTEN) + speed_cases()
 SIDE_BY_SIDE = [
     *(
         pytest.param(case, id=str(case))
-        for case in covering_cases() + float_code_cases() + stored_cases()[::2] + long_cases() + hard_cases()
-        if DECODE.implementations["cpu"].refusal(case) is None
+        for case in dict.fromkeys((*covering_cases(), *OFTEN, *long_cases(), *hard_cases()))
+        if DECODE.implementations["cpu"].refusal(case) is None and case not in RARELY
     ),
-    *(pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in stored_cases()[1::2] + speed_cases()),
+    *(pytest.param(case, id=str(case), marks=pytest.mark.slow) for case in RARELY),
 ]
 
 

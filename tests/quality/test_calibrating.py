@@ -124,7 +124,9 @@ def test_a_file_gives_back_what_was_written(demo: LoadedModel, calibration: Cali
     assert np.array_equal(found.windows, calibration.windows)
     for form in FORMS:
         assert found.digest(form) == calibration.digest(form)
-    assert find_calibration(demo.spec, [parse("int4")], stored) is None
+    assert find_calibration(demo.spec, [parse("int4")], None) is None
+    with pytest.raises(InputError, match="no format that is asked for learns"):
+        find_calibration(demo.spec, [parse("int4")], stored)
     assert find_calibration(demo.spec, FORMS, stored) is not None
 
 
