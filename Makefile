@@ -63,7 +63,7 @@ docs-check: install
 
 wheel: install ## build the wheel and start it where nothing else is installed
 	rm -rf build dist .wheel-env
-	$(BIN)/python -m build -q --wheel --outdir dist
+	KVPLAN_VARIANTS=portable $(BIN)/python -m build -q --wheel --outdir dist
 	$(PYTHON) -m venv .wheel-env
 	.wheel-env/bin/python -m pip install -q -c constraints.txt dist/*.whl
 	.wheel-env/bin/python -P tests/packaging/start_wheel.py

@@ -4,6 +4,7 @@ Everything else about the package is in pyproject.toml. Without a C++ compiler t
 `kvplan_kernels.native` says that the kernels are missing.
 """
 
+import os
 import platform
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -37,6 +38,8 @@ VARIANTS = {
     "portable": [],
 }
 PORTABLE = "portable"
+ONLY = "KVPLAN_VARIANTS"
+"""Environment variable: variants to build beside the portable one, for a build that need not be fast; all if unset."""
 
 
 def x86() -> bool:
@@ -50,6 +53,8 @@ class BuildKernels(build_ext):
     def build_extension(self, ext: Extension) -> None:
         """Build the one library of the variants that the compiler knows; without the portable one there is none."""
         names = list(VARIANTS) if x86() else [PORTABLE]
+        only = os.environ.get(ONLY, "").split()
+        names = [name for name in names if not only or name in (*only, PORTABLE)]
         with ThreadPoolExecutor(self.parallel if isinstance(self.parallel, int) else 2) as pool:
             built = {name: found for name, found in zip(names, pool.map(self._variant, names), strict=True) if found}
         listed = "".join(f"X({name})" for name in built)

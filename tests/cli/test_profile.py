@@ -330,6 +330,7 @@ def test_layers_that_the_model_does_not_have_are_refused_before_anything_is_meas
     assert not output.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_a_format_by_layer_is_measured_like_any_other(
     start: Callable[..., "subprocess.Popen[str]"], output: Path
