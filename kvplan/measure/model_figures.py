@@ -19,7 +19,8 @@ from kvplan.measure.timing import Call, Sampling, sample_interleaved
 from kvplan.runtime.chunks import flushes_group
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.pool import CachedSequence
-from kvplan.runtime.session import Runtime, prefill_exact
+from kvplan.runtime.server import prefill_exact
+from kvplan.runtime.session import Runtime
 from kvplan.store.calibrations import Calibration
 from kvplan.units import format_bytes
 from kvplan_kernels.layer_formats import parse_formats

@@ -18,7 +18,8 @@ from kvplan.runtime.learned import require_calibration
 from kvplan.runtime.library_cache import LibraryRuntime
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import Kernel, unfused
-from kvplan.runtime.session import Runtime, Server
+from kvplan.runtime.server import Server
+from kvplan.runtime.session import Runtime
 from kvplan.store.calibrations import Calibration, learned_digest
 from kvplan_kernels.format import CacheFormat, UnsupportedError, parse
 from kvplan_kernels.layer_formats import ModelFormat, parse_formats

@@ -12,7 +12,7 @@ from kvplan.quality.lane import Lane, Room
 from kvplan.quality.passages import Passage
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import QUERIES_MAX
-from kvplan.runtime.session import Server, prefill_exact
+from kvplan.runtime.server import Server, prefill_exact
 
 THROUGH_CACHE_TOKENS: Final = 128
 """Tokens of one forward pass of a prompt prefilled through the cache: all but the first of them read it."""

@@ -20,7 +20,7 @@ from kvplan.errors import MissingPartError, UnsupportedFormatError
 from kvplan.runtime.attention import Asked, handover_cache
 from kvplan.runtime.dense import attend_masked
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.session import OrderedStep, Server, Spent, run_step
+from kvplan.runtime.server import OrderedStep, Server, Spent, run_step
 
 _INSTALL: Final = "pip install 'kvplan[transformers-cache]'"
 

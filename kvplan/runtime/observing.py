@@ -8,7 +8,7 @@ from torch import Tensor
 from kvplan.runtime.attention import Asked, handover_cache
 from kvplan.runtime.dense import attend_fresh
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.session import OrderedStep, run_step
+from kvplan.runtime.server import OrderedStep, run_step
 
 Hear = Callable[[int, Tensor, Tensor], None]
 """Takes a layer, and its keys and values [tokens, kv_heads, head_dim] in the model's type, keys after RoPE."""

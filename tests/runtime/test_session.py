@@ -14,7 +14,8 @@ from kvplan.errors import DoesNotFitError, InputError, UnsupportedFormatError
 from kvplan.runtime.attention import switch
 from kvplan.runtime.loading import LoadedModel, load_model
 from kvplan.runtime.ops import unfused
-from kvplan.runtime.session import Runtime, prefill_exact
+from kvplan.runtime.server import prefill_exact
+from kvplan.runtime.session import Runtime
 from kvplan_kernels.layer_formats import parse_formats
 from kvplan_profiles import held_out_text
 
