@@ -219,7 +219,7 @@ _SYMMETRIC: Final = "sym-"
 _TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>[0-9]{{1,3}})" + _GROUPED)
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 _LLAMA_CPP: Final = "llama.cpp:"
-_LATER: Final = ("vllm:",)
+_LATER: Final = "vllm:"
 _TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
 _PREFIXES: Final = "[unbias-][smooth-][order-][scaled-][had-]"
 _CODES: Final = (
@@ -256,7 +256,9 @@ def parse(name: str) -> CacheFormat:
         if key is not None and value is not None:
             residual, sinks = _kept_tokens(pair)
             return CacheFormat(key=key, value=value, residual_tokens=residual, sink_tokens=sinks)
-    if name.startswith((*_LATER, _LLAMA_CPP)):
+    if name.startswith(_LLAMA_CPP):
+        raise UnsupportedError(f"format {name!r}: llama.cpp stores K and V as {', '.join(LLAMA_CPP)}, or two of them")
+    if name.startswith(_LATER):
         raise UnsupportedError(f"format {name!r} has no kernel here; {_HINT}")
     raise UnsupportedError(f"unknown format {name!r}; {_HINT}")
 
