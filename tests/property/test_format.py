@@ -189,7 +189,7 @@ def test_what_has_no_kernel_is_refused(name: str) -> None:
 
 
 def test_a_block_that_llama_cpp_has_not_is_refused_with_those_it_has() -> None:
-    with pytest.raises(UnsupportedError, match="llama.cpp stores K and V as q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"):
+    with pytest.raises(UnsupportedError, match=r"llama\.cpp stores K and V as q8_0, q5_1, q5_0, q4_1, q4_0, iq4_nl"):
         parse("llama.cpp:q8_0/int4")
 
 
