@@ -12,7 +12,9 @@ from kvplan_kernels.format import FloatType, UnsupportedError
 from kvplan_kernels.huge_pages import zeroed
 from kvplan_kernels.layout import KVLayout
 from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters
+from kvplan_kernels.tensor_format import Levels, learned_levels
 
+_TABLE_BYTES: Final = 16
 TORCH_FLOAT: Final = {FloatType.BF16: torch.bfloat16, FloatType.FP16: torch.float16}
 
 
@@ -61,6 +63,32 @@ class LayerCache:
             UnsupportedError: A number that the format needs was not learned.
         """
         return fold_of(self.layout.format, self.parameters)
+
+    @cached_property
+    def learned_levels(self) -> dict[str, Levels]:
+        """What codes stand for where that is learned, by "k" and "v".
+
+        Raises:
+            UnsupportedError: It was not learned.
+        """
+        tensors = {"k": self.layout.format.key, "v": self.layout.format.value}
+        return {
+            prefix: learned_levels(self.parameters[f"{prefix}_levels"].tolist(), tensor.fit)
+            for prefix, tensor in tensors.items()
+            if tensor.learned
+        }
+
+    @cached_property
+    def level_words(self) -> Tensor:
+        """The same as words of four levels, int32 [2, 4], on the cache's device; zeros where none are learned."""
+        if self.pages.is_meta:
+            return torch.empty(2, _TABLE_BYTES // 4, dtype=torch.int32, device="meta")
+        words = torch.zeros(2, _TABLE_BYTES, dtype=torch.uint8)
+        for row, prefix in enumerate("kv"):
+            if prefix in self.learned_levels:
+                table = self.learned_levels[prefix].table
+                words[row, : len(table)] = torch.tensor(table, dtype=torch.uint8)
+        return words.view(torch.int32).to(self.pages.device)
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvplan_kernels.tensor_format import Fit, Levels, TensorFormat
+from kvplan_kernels.tensor_format import Fit, Levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,19 +27,19 @@ class Fitted:
     code: Callable[..., Tensor]
 
 
-def _least_to_largest(rows: Tensor, tensor: TensorFormat) -> tuple[Tensor, Tensor]:
+def _least_to_largest(rows: Tensor, steps: int) -> tuple[Tensor, Tensor]:
     """Return minimum and scale; a minimum of -0 is +0, whichever zero came first."""
     low, high = rows.amin(-1) + 0.0, rows.amax(-1) + 0.0
-    return low, (high - low) / ((1 << tensor.bits) - 1)
+    return low, (high - low) / steps
 
 
-def _range(rows: Tensor, tensor: TensorFormat) -> Fitted:
-    low, scale = _least_to_largest(rows, tensor)
-    steps = (1 << tensor.bits) - 1
+def _range(rows: Tensor, levels: Levels) -> Fitted:
+    low, scale = _least_to_largest(rows, levels.steps)
 
     def code(scale: Tensor, minimum: Tensor) -> Tensor:
         step = scale.unsqueeze(-1)
-        codes = ((rows - minimum.unsqueeze(-1)) / step).round().clamp(0, steps)
+        heights = (rows - minimum.unsqueeze(-1)) / step
+        codes = heights.round().clamp(0, levels.steps) if levels.are_codes else nearest_codes(heights, levels)
         return torch.where(step != 0, codes, 0.0)
 
     return Fitted((scale, low), code)
@@ -55,9 +55,8 @@ def nearest_codes(values: Tensor, levels: Levels) -> Tensor:
     return torch.tensor(levels.ranked, device=values.device)[rank].to(torch.float32)
 
 
-def _scaled(rows: Tensor, tensor: TensorFormat, number: Tensor) -> Fitted:
+def _scaled(rows: Tensor, levels: Levels, number: Tensor) -> Fitted:
     """Return codes nearest to the elements over the stored *number*; zeros where it is 0."""
-    levels = tensor.levels
 
     def code(scale: Tensor) -> Tensor:
         step = (scale * levels.unit).unsqueeze(-1)
@@ -67,19 +66,23 @@ def _scaled(rows: Tensor, tensor: TensorFormat, number: Tensor) -> Fitted:
     return Fitted((number,), code)
 
 
-def _absmax(rows: Tensor, tensor: TensorFormat) -> Fitted:
-    return _scaled(rows, tensor, rows.abs().amax(-1) / tensor.levels.extent)
+def _absmax(rows: Tensor, levels: Levels) -> Fitted:
+    return _scaled(rows, levels, rows.abs().amax(-1) / levels.extent)
 
 
-def _power(rows: Tensor, tensor: TensorFormat) -> Fitted:
+def _fixed(rows: Tensor, levels: Levels) -> Fitted:
+    """Return codes by a scale of 1: what lies outside becomes the outermost level."""
+    return Fitted((), lambda: nearest_codes(rows / levels.unit, levels))
+
+
+def _power(rows: Tensor, levels: Levels) -> Fitted:
     """OCP Microscaling Formats 1.0, section 6.3: the largest power of two in the group over that in the code."""
-    most = 2.0 ** torch.tensor(tensor.levels.extent).log2().floor()
-    return _scaled(rows, tensor, rows.abs().amax(-1) / most)
+    most = 2.0 ** torch.tensor(levels.extent).log2().floor()
+    return _scaled(rows, levels, rows.abs().amax(-1) / most)
 
 
-def _norm(rows: Tensor, tensor: TensorFormat) -> Fitted:
+def _norm(rows: Tensor, levels: Levels) -> Fitted:
     """As TurboQuant's caches in vLLM: a norm of the group, over that of the levels that were chosen for it."""
-    levels = tensor.levels
     size = rows.shape[-1]
     norm = _in_order(rows * rows).sqrt()
     spread = norm / torch.tensor(float(size)).sqrt()
@@ -108,7 +111,7 @@ def _signed_largest(rows: Tensor) -> Tensor:
     return rows.gather(-1, rows.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-def _q8_0(rows: Tensor, tensor: TensorFormat) -> Fitted:
+def _q8_0(rows: Tensor, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_q8_0_ref: halves are rounded away from 0."""
     scale = rows.abs().amax(-1) / 127
     values = rows * _reciprocal(scale)
@@ -117,24 +120,23 @@ def _q8_0(rows: Tensor, tensor: TensorFormat) -> Fitted:
     return Fitted((scale,), lambda stored: exact.clamp(-128, 127) + 128)
 
 
-def _q5_0(rows: Tensor, tensor: TensorFormat) -> Fitted:
+def _q5_0(rows: Tensor, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_q5_0_ref and quantize_row_q4_0_ref."""
-    half = 1 << tensor.bits - 1
+    half = len(levels.table) // 2
     scale = _signed_largest(rows) / -half
     codes = (rows * _reciprocal(scale) + (half + 0.5)).trunc().clamp(0, 2 * half - 1)
     return Fitted((scale,), lambda stored: codes)
 
 
-def _q5_1(rows: Tensor, tensor: TensorFormat) -> Fitted:
+def _q5_1(rows: Tensor, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_q5_1_ref and quantize_row_q4_1_ref."""
-    low, scale = _least_to_largest(rows, tensor)
-    codes = ((rows - low.unsqueeze(-1)) * _reciprocal(scale) + 0.5).trunc().clamp(0, (1 << tensor.bits) - 1)
+    low, scale = _least_to_largest(rows, levels.steps)
+    codes = ((rows - low.unsqueeze(-1)) * _reciprocal(scale) + 0.5).trunc().clamp(0, levels.steps)
     return Fitted((scale, low), lambda scale, minimum: codes)
 
 
-def _iq4_nl(rows: Tensor, tensor: TensorFormat) -> Fitted:
+def _iq4_nl(rows: Tensor, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_iq4_nl_ref: codes first, then the scale that is best for them, squares weighing most."""
-    levels = tensor.levels
     first = _signed_largest(rows) / (levels.table[0] - levels.centre)
     codes = nearest_codes(rows * _reciprocal(first), levels)
     table = torch.tensor(levels.table, dtype=torch.float32, device=rows.device) - levels.centre
@@ -143,7 +145,7 @@ def _iq4_nl(rows: Tensor, tensor: TensorFormat) -> Fitted:
     return Fitted((torch.where(squares > 0, products / squares, 0.0),), lambda stored: codes)
 
 
-FITS: Final[Mapping[Fit, Callable[[Tensor, TensorFormat], Fitted]]] = {
+FITS: Final[Mapping[Fit, Callable[[Tensor, Levels], Fitted]]] = {
     Fit.RANGE: _range,
     Fit.ABSMAX: _absmax,
     Fit.POWER: _power,
@@ -152,5 +154,6 @@ FITS: Final[Mapping[Fit, Callable[[Tensor, TensorFormat], Fitted]]] = {
     Fit.Q5_0: _q5_0,
     Fit.Q5_1: _q5_1,
     Fit.IQ4_NL: _iq4_nl,
+    Fit.NONE: _fixed,
 }
-"""Every fit of groups that have numbers."""
+"""Every fit of codes that are levels."""

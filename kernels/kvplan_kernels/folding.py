@@ -23,10 +23,13 @@ from kvplan_kernels.format import CacheFormat, TensorFormat, Transform
 from kvplan_kernels.parameters import (
     KEY_DIVISOR,
     KEY_LARGEST,
+    KEY_MIDDLE,
     KEY_OFFSET,
     KEY_ORDER,
+    KEY_REACH,
     VALUE_LARGEST,
     VALUE_ORDER,
+    VALUE_REACH,
     LayerParameters,
 )
 
@@ -68,6 +71,11 @@ class Side:
     def asked(self, query: Tensor) -> Tensor:
         """Return the query whose product with what is stored is that of *query* with the values, less the offset."""
         return _taken(query if self.factor is None else query / self.factor, self.order)
+
+    def less(self, offset: Tensor) -> "Side":
+        """Return the same with *offset* taken from what is stored."""
+        more = offset if self.factor is None else offset / self.factor
+        return replace(self, offset=more if self.offset is None else self.offset + more)
 
     def times(self, factor: Tensor) -> "Side":
         """Return the same with another factor on top."""
@@ -111,6 +119,16 @@ def _scaled(fold: Fold, learned: LayerParameters, form: CacheFormat) -> Fold:
     )
 
 
+def _channels_scaled(fold: Fold, learned: LayerParameters, form: CacheFormat) -> Fold:
+    """Values keep their middle: what attention adds up to would change by it where a softmax has sink logits."""
+    key, value = fold.key, fold.value
+    if form.key.most is not None:
+        key = key.less(learned[KEY_MIDDLE]).times(form.key.most / learned[KEY_REACH])
+    if form.value.most is not None:
+        value = value.times(form.value.most / learned[VALUE_REACH])
+    return Fold(key=key, value=value)
+
+
 def _fitted(side: Side, largest: Tensor, tensor: TensorFormat) -> Side:
     """Return *side* with what is *largest*, [kv_heads], at the end of the codes, which other codes do without."""
     return side if tensor.most is None else side.times((tensor.most / largest)[:, None])
@@ -121,6 +139,7 @@ _STEPS: Final[Mapping[Transform, _Step]] = {
     Transform.SMOOTH: _smoothed,
     Transform.ORDER: _ordered,
     Transform.SCALED_TENSOR: _scaled,
+    Transform.SCALED_CHANNEL: _channels_scaled,
     Transform.SCALED: _scaled,
 }
 """In any order but this a factor would be of a channel's place and not of the channel."""
@@ -133,7 +152,7 @@ def fold_of(form: CacheFormat, learned: LayerParameters) -> Fold:
         UnsupportedError: A number that the format needs was not learned.
     """
     fold = Fold()
-    for transform in form.calibrated:
+    for transform in filter(_STEPS.__contains__, form.transforms):
         fold = _STEPS[transform](fold, learned, form)
     return fold
 
@@ -143,7 +162,8 @@ def attention_refusal(form: CacheFormat, *, softcap: bool, sink_logits: bool) ->
 
     Keys less a constant lower all scores of a query alike, which only a plain softmax does not see.
     """
-    if Transform.UNBIAS not in form.transforms or not (softcap or sink_logits):
+    constant = {Transform.UNBIAS, Transform.SCALED_CHANNEL} & set(form.transforms)
+    if not constant or not (softcap or sink_logits):
         return None
     other = "a softcap" if softcap else "sink logits"
     return f"format {form} takes a constant from the keys, which changes attention that has {other}"

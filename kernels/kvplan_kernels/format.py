@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
-from typing import Final
+from typing import Final, TypeAlias
 
 from kvplan_kernels.methods import METHODS
 from kvplan_kernels.tensor_format import (
@@ -28,9 +28,11 @@ __all__ = [
     "Axis",
     "CacheFormat",
     "Code",
+    "CodeTable",
     "Fit",
     "FloatType",
     "Flush",
+    "Lesson",
     "Number",
     "ResidualRule",
     "TensorFormat",
@@ -67,6 +69,8 @@ class Transform(StrEnum):
     """Channels of like size stand side by side and share a group: SKVQ, arXiv 2405.06219."""
     SCALED_TENSOR = "scaled-tensor"
     """K and V are divided by a number each, so that what was seen of a layer just fits the codes."""
+    SCALED_CHANNEL = "scaled-channel"
+    """Each channel's usual range fits the codes, that of keys less its middle: KVQuant, arXiv 2401.18079."""
     SCALED = "scaled"
     """The same with numbers for each KV head."""
     HADAMARD = "had"
@@ -78,7 +82,19 @@ class Transform(StrEnum):
         return self is not Transform.HADAMARD
 
 
-_SCALES: Final = (Transform.SCALED_TENSOR, Transform.SCALED)
+_SCALES: Final = (Transform.SCALED_TENSOR, Transform.SCALED_CHANNEL, Transform.SCALED)
+
+
+class CodeTable(StrEnum):
+    """What codes stand for, where that is learned from the model."""
+
+    LEVELS = "levels"
+    """The levels that lose least of what is stored, each element weighed by what the model's loss makes of its error:
+    KVQuant's nuq, arXiv 2401.18079, section 3.3."""
+
+
+Lesson: TypeAlias = Transform | CodeTable
+"""What a format learns."""
 
 
 class ResidualRule(StrEnum):
@@ -136,21 +152,28 @@ class CacheFormat:
     transforms: tuple[Transform, ...] = ()
 
     @property
-    def calibrated(self) -> tuple[Transform, ...]:
-        """The transforms whose numbers are learned from the model."""
-        return tuple(transform for transform in self.transforms if transform.calibrated)
+    def calibrated(self) -> tuple[Lesson, ...]:
+        """What is learned from the model."""
+        transforms = tuple(transform for transform in self.transforms if transform.calibrated)
+        learned = self.key.learned or self.value.learned
+        return (*transforms, CodeTable.LEVELS) if learned else transforms
 
-    def recipe(self, transform: Transform) -> tuple[Transform, ...]:
-        """Return the transforms that what *transform* learns depends on, itself among them.
+    def recipe(self, lesson: Lesson) -> tuple[str, ...]:
+        """Return what *lesson* depends on by name, itself among it.
 
-        Formats with the same recipe learn the same. A scale is learned from what is stored in the end.
+        Formats with the same recipe learn the same. A scale is learned from what is stored in the end, and levels from
+        that with the way in which it is coded.
 
         >>> parse("unbias-smooth-had-int4").recipe(Transform.SMOOTH)
         (<Transform.UNBIAS: 'unbias'>, <Transform.SMOOTH: 'smooth'>)
+        >>> parse("had-nuq3/int4-r64").recipe(CodeTable.LEVELS)
+        (<Transform.HADAMARD: 'had'>, 'nuq3/int4')
         """
-        if transform in _SCALES:
+        if isinstance(lesson, CodeTable):
+            return (*self.transforms, _stored_name(self))
+        if lesson in _SCALES:
             return self.transforms
-        return self.transforms[: self.transforms.index(transform) + 1]
+        return self.transforms[: self.transforms.index(lesson) + 1]
 
     @property
     def quantized(self) -> bool:
@@ -221,7 +244,7 @@ _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 _LLAMA_CPP: Final = "llama.cpp:"
 _LATER: Final = "vllm:"
 _TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
-_PREFIXES: Final = "[unbias-][smooth-][order-][scaled-][had-]"
+_PREFIXES: Final = "[unbias-][smooth-][order-][scaled-[tensor-|channel-]][had-]"
 _CODES: Final = (
     f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
 )
@@ -291,6 +314,8 @@ def _transform_refusal(form: CacheFormat) -> str | None:
         return f"{scales[0]} and {scales[1]} are one scale too many"
     if scales and all(tensor.most is None for tensor in tensors):
         return f"{scales[0]} is for codes without a scale of their own, as in {scales[0]}-fp8_e4m3"
+    if Transform.SCALED_CHANNEL in scales and len({Transform.ORDER, Transform.HADAMARD} & set(form.transforms)):
+        return "a scale of each channel is of one that stays where and what it is; leave order and had out"
     grouped = any(tensor.axis is Axis.TOKEN and tensor.group_size is not None for tensor in tensors)
     if Transform.ORDER in form.transforms and not grouped:
         return "an order of channels helps where some of them share a scale, as in order-int4-g32"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, TypeAlias
 
-from kvplan_kernels.format import CacheFormat, Transform, UnsupportedError, kernel_refusal, parse
+from kvplan_kernels.format import CacheFormat, Lesson, UnsupportedError, kernel_refusal, parse
 from kvplan_kernels.methods import METHODS
 
 LAYERS_MAX: Final = 9999
@@ -62,9 +62,9 @@ class LayerFormats:
         return stored
 
     @property
-    def calibrated(self) -> tuple[Transform, ...]:
-        """The transforms whose numbers some layer's format learns from the model."""
-        return tuple(dict.fromkeys(transform for form in self.parts for transform in form.calibrated))
+    def calibrated(self) -> tuple[Lesson, ...]:
+        """What some layer's format learns from the model."""
+        return tuple(dict.fromkeys(lesson for form in self.parts for lesson in form.calibrated))
 
     @property
     def quantized(self) -> bool:

@@ -1,7 +1,8 @@
-"""What calibrated transforms learn, from the keys and values of a model that runs in 16 bits.
+"""What formats learn, from the keys and values of a model that runs in 16 bits.
 
 A `Learner` sees keys and values as they are once the other transforms of its recipe are done to them (`as_stored`), and
-has the tensors of `parameters.LEARNED` in the end.
+has the tensors of `parameters.LEARNED` in the end. What some of them want beside is how much the model's loss changes
+with each: its gradient, which changes with a transform as a query does.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,32 +12,39 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor
 
-from kvplan_kernels.folding import fold_of
-from kvplan_kernels.format import CacheFormat, Transform
+from kvplan_kernels.folding import Side, fold_of
+from kvplan_kernels.format import CacheFormat, CodeTable, Lesson, Transform
+from kvplan_kernels.level_learning import LevelLearner
 from kvplan_kernels.parameters import (
     KEY_DIVISOR,
     KEY_LARGEST,
+    KEY_MIDDLE,
     KEY_OFFSET,
     KEY_ORDER,
+    KEY_REACH,
     VALUE_LARGEST,
     VALUE_ORDER,
+    VALUE_REACH,
     LayerParameters,
 )
 from kvplan_kernels.rotation import multiply
+from kvplan_kernels.seen import Seen
 
 SMOOTHING_EXPONENT: Final = 0.5
 """Of the largest key of a channel: QServe, arXiv 2405.04532, section 4.2, which found no better one."""
+_TAIL: Final = 0.005
+"""Of the keys of a channel, on either side."""
 
 
 class Learner(Protocol):
-    """Learns one transform of one layer."""
+    """Learns one lesson of one layer."""
 
-    def observe(self, key: Tensor, value: Tensor) -> None:
-        """Take more keys and values, float32 [tokens, kv_heads, head_dim]."""
+    def observe(self, seen: Seen) -> None:
+        """Take the keys and values of one more text."""
         ...
 
     def learned(self) -> dict[str, Tensor]:
-        """Return the transform's tensors by name; something was observed."""
+        """Return the lesson's tensors by name; something was observed."""
         ...
 
 
@@ -47,9 +55,9 @@ class _Mean:
         self._total: Tensor | float = 0.0
         self._tokens = 0
 
-    def observe(self, key: Tensor, value: Tensor) -> None:
-        self._total = self._total + key.double().sum(0)
-        self._tokens += key.shape[0]
+    def observe(self, seen: Seen) -> None:
+        self._total = self._total + seen.key.double().sum(0)
+        self._tokens += seen.key.shape[0]
 
     def learned(self) -> dict[str, Tensor]:
         return {KEY_OFFSET: (torch.as_tensor(self._total) / self._tokens).float()}
@@ -62,8 +70,8 @@ class _Largest:
         self._key: Tensor | None = None
         self._value: Tensor | None = None
 
-    def observe(self, key: Tensor, value: Tensor) -> None:
-        self._key, self._value = _larger(self._key, key), _larger(self._value, value)
+    def observe(self, seen: Seen) -> None:
+        self._key, self._value = _larger(self._key, seen.key), _larger(self._value, seen.value)
 
     def found(self) -> tuple[Tensor, Tensor]:
         assert self._key is not None
@@ -112,45 +120,83 @@ class _LargestOfAll(_Largest):
         return dict(zip((KEY_LARGEST, VALUE_LARGEST), largest, strict=True))
 
 
+class _Usual:
+    """Between which two numbers all but one in a hundred keys of a channel lie, and under which such values do.
+
+    Those of several texts are averaged. What lies outside is cut off, or is kept beside as an outlier: KVQuant's
+    thresholds, arXiv 2401.18079, section 3.4.
+    """
+
+    def __init__(self) -> None:
+        self._found: list[tuple[Tensor, Tensor, Tensor]] = []
+
+    def observe(self, seen: Seen) -> None:
+        low, high = torch.quantile(seen.key, torch.tensor([_TAIL, 1 - _TAIL], device=seen.key.device), dim=0)
+        self._found.append((low, high, torch.quantile(seen.value.abs(), 1 - 2 * _TAIL, dim=0)))
+
+    def learned(self) -> dict[str, Tensor]:
+        low, high, reach = (torch.stack(found).mean(0) for found in zip(*self._found, strict=True))
+        names = (KEY_MIDDLE, KEY_REACH, VALUE_REACH)
+        return dict(zip(names, ((low + high) / 2, _above_zero((high - low) / 2), _above_zero(reach)), strict=True))
+
+
 def _above_zero(largest: Tensor) -> Tensor:
     """Return *largest* with 1 for 0: what never held anything is left as it is."""
     return torch.where(largest > 0, largest, 1.0)
 
 
-LEARNERS: Final[Mapping[Transform, Callable[[], Learner]]] = {
+_OF_TRANSFORMS: Final[Mapping[Lesson, Callable[[], Learner]]] = {
     Transform.UNBIAS: _Mean,
     Transform.SMOOTH: _Root,
     Transform.ORDER: _Sorted,
     Transform.SCALED_TENSOR: _LargestOfAll,
+    Transform.SCALED_CHANNEL: _Usual,
     Transform.SCALED: _LargestOfHeads,
 }
 
 
-def as_stored(
-    form: CacheFormat, transform: Transform, before: LayerParameters, key: Tensor, value: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Return keys and values as *transform* of *form* learns from them: with the rest of its recipe done to them.
+def learner(form: CacheFormat, lesson: Lesson) -> Learner:
+    """Return somebody who learns *lesson*, one of *form*'s, of one layer."""
+    return LevelLearner(form) if lesson is CodeTable.LEVELS else _OF_TRANSFORMS[lesson]()
+
+
+def needs_gradient(lesson: Lesson) -> bool:
+    """Return whether *lesson* weighs keys and values by the gradient of the model's loss."""
+    return lesson is CodeTable.LEVELS
+
+
+def as_stored(form: CacheFormat, lesson: Lesson, before: LayerParameters, seen: Seen) -> Seen:
+    """Return *seen* as *lesson* of *form* learns from it: with the rest of its recipe done to it.
 
     Args:
         form: The format.
-        transform: One of its own.
+        lesson: One of its own.
         before: What the rest of the recipe has learned.
-        key: [tokens, kv_heads, head_dim].
-        value: As key.
+        seen: As the model has it.
     """
-    others = tuple(other for other in form.recipe(transform) if other is not transform)
-    fold = fold_of(replace(form, transforms=others), before)
-    key, value = fold.key.stored(key), fold.value.stored(value)
-    if Transform.HADAMARD in others:
-        key, value = multiply(key), multiply(value)
-    return key.to(torch.float32), value.to(torch.float32)
+    recipe = form.recipe(lesson)
+    others = tuple(other for other in form.transforms if other in recipe and other is not lesson)
+    fold, rotated = fold_of(replace(form, transforms=others), before), Transform.HADAMARD in others
+
+    def turned(values: Tensor) -> Tensor:
+        return multiply(values) if rotated else values.to(torch.float32)
+
+    def gradient(found: Tensor | None, side: Side) -> Tensor | None:
+        return None if found is None else turned(side.asked(found))
+
+    return Seen(
+        key=turned(fold.key.stored(seen.key)),
+        value=turned(fold.value.stored(seen.value)),
+        key_gradient=gradient(seen.key_gradient, fold.key),
+        value_gradient=gradient(seen.value_gradient, fold.value),
+    )
 
 
 def learn(form: CacheFormat, key: Tensor, value: Tensor) -> LayerParameters:
     """Return what *form* learns from all of a layer's keys and values at once, [tokens, kv_heads, head_dim]."""
     learned: dict[str, Tensor] = {}
-    for transform in form.calibrated:
-        learner = LEARNERS[transform]()
-        learner.observe(*as_stored(form, transform, LayerParameters(learned), key, value))
-        learned |= learner.learned()
+    for lesson in form.calibrated:
+        one = learner(form, lesson)
+        one.observe(as_stored(form, lesson, LayerParameters(learned), Seen(key=key, value=value)))
+        learned |= one.learned()
     return LayerParameters(learned)

@@ -14,7 +14,7 @@ from kvplan_kernels import scales
 from kvplan_kernels.fits import FITS
 from kvplan_kernels.format import Axis, Code, TensorFormat
 from kvplan_kernels.layout import ceil_div
-from kvplan_kernels.tensor_format import E4M3_MAX, E5M2_MAX
+from kvplan_kernels.tensor_format import E4M3_MAX, E5M2_MAX, Levels
 
 _FLOATS: Final = {Code.E4M3: (torch.float8_e4m3fn, E4M3_MAX), Code.E5M2: (torch.float8_e5m2, E5M2_MAX)}
 FLOAT_NAN: Final = 0x7F
@@ -30,7 +30,7 @@ class Quantized:
         metadata: By `TensorFormat.metadata`, as `scales.STORED_AS` has the format's numbers: [..., groups, tokens] per
             token, [..., tokens / group size, head_dim] per channel.
         poisoned: Groups that hold a NaN or an infinity or without finite metadata; all that they store of metadata, or
-            of codes where there is none, is NaN.
+            of floats where there is none, is NaN. Levels without metadata have no NaN: such a group's are the lowest.
     """
 
     codes: Tensor
@@ -38,9 +38,14 @@ class Quantized:
     poisoned: int
 
 
-def quantize(values: Tensor, tensor: TensorFormat) -> Quantized:
-    """Quantize *values*, float32 [..., tokens, head_dim]; a last group may be short."""
-    return _quantize_floats(values, tensor) if tensor.code.is_float else _quantize_groups(values, tensor)
+def quantize(values: Tensor, tensor: TensorFormat, learned: Levels | None = None) -> Quantized:
+    """Quantize *values*, float32 [..., tokens, head_dim]; a last group may be short.
+
+    *learned* are the levels of a format whose codes stand for what is learned.
+    """
+    if tensor.code.is_float:
+        return _quantize_floats(values, tensor)
+    return _quantize_groups(values, tensor, learned or tensor.levels)
 
 
 def _quantize_floats(values: Tensor, tensor: TensorFormat) -> Quantized:
@@ -53,10 +58,10 @@ def _quantize_floats(values: Tensor, tensor: TensorFormat) -> Quantized:
     return Quantized(codes=_ungrouped(codes, values, tensor), metadata={}, poisoned=int(poison.sum()))
 
 
-def _quantize_groups(values: Tensor, tensor: TensorFormat) -> Quantized:
+def _quantize_groups(values: Tensor, tensor: TensorFormat, levels: Levels) -> Quantized:
     grouped, dim = _grouped(values, tensor)
     rows = grouped.movedim(dim, -1)
-    fitted = FITS[tensor.fit](rows, tensor)
+    fitted = FITS[tensor.fit](rows, levels)
     stored = [scales.encode(number, tensor.number) for number in fitted.numbers]
     decoded = [scales.decode(number, tensor.number) for number in stored]
     poison = ~rows.isfinite().all(-1)
@@ -74,16 +79,18 @@ def _quantize_groups(values: Tensor, tensor: TensorFormat) -> Quantized:
     )
 
 
-def dequantize_codes(codes: Tensor, metadata: Mapping[str, Tensor], tensor: TensorFormat) -> Tensor:
+def dequantize_codes(
+    codes: Tensor, metadata: Mapping[str, Tensor], tensor: TensorFormat, learned: Levels | None = None
+) -> Tensor:
     """Return float32 values [..., tokens, head_dim].
 
     They are level * scale + minimum, each step rounded to float32; floats are what they are.
     """
     if tensor.code.is_float:
         return codes.to(torch.uint8).view(_FLOATS[tensor.code][0]).to(torch.float32)
-    levels = tensor.levels
+    levels = learned or tensor.levels
     numbers = [_spread(scales.decode(metadata[name], tensor.number), codes, tensor) for name in tensor.metadata]
-    scale = numbers[0] * levels.unit
+    scale = (numbers[0] if numbers else torch.ones(())) * levels.unit
     minimum = numbers[1] if len(numbers) > 1 else scale * -levels.centre
     table = torch.tensor(levels.table, dtype=torch.float32, device=codes.device)
     return table[codes] * scale + minimum

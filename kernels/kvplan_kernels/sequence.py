@@ -38,7 +38,8 @@ class Sequence:
             parts.append(self._floats(words, prefix, torch.arange(sinks)))
         if quantized:
             blocks = self.blocks[: layout.blocks(self.length)]
-            parts.append(read_pages(self.cache.pages[blocks], layout, prefix)[:, :quantized])
+            levels = self.cache.learned_levels.get(prefix)
+            parts.append(read_pages(self.cache.pages[blocks], layout, prefix, levels)[:, :quantized])
         if paged > quantized:
             words = ring_view(self.cache.ring, layout, prefix)[self.slot]
             parts.append(self._floats(words, prefix, torch.arange(quantized, paged) % ring_tokens(layout, prefix)))

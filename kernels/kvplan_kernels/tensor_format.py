@@ -5,7 +5,8 @@ group of codes has a scale and a minimum, stored or implied: value = level * sca
 exception: each is its own value.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cache
 from itertools import pairwise
@@ -39,6 +40,8 @@ class Code(StrEnum):
     """One of sixteen levels that lie denser around 0 (llama.cpp, `kvalues_iq4nl`)."""
     LLOYD_MAX = "lloyd-max"
     """One of the levels that lose least of a normal distribution (Max 1960, Quantizing for minimum distortion)."""
+    LEARNED = "learned"
+    """One of some levels that are learned from the model, for K and for V of each layer (`learned_levels`)."""
     E4M3 = "e4m3"
     """The float itself: OCP E4M3 "fn", to +-448, NaN and no infinities (OFP8 specification 1.0)."""
     E5M2 = "e5m2"
@@ -74,6 +77,11 @@ class Levels:
     def are_codes(self) -> bool:
         """Whether each code is its own level."""
         return self.table == tuple(range(len(self.table)))
+
+    @property
+    def steps(self) -> int:
+        """How many levels lie between the least and the largest element of a group that has both as numbers."""
+        return len(self.table) - 1 if self.are_codes else LEVEL_MOST
 
     @property
     def ranked(self) -> tuple[int, ...]:
@@ -113,7 +121,8 @@ _LLOYD_MAX: Final = {
 }
 """The positive outputs of the least distortion for a standard normal distribution: Max 1960, table I."""
 _IQ4_NL: Final = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
-_LEVEL_MOST: Final = 255
+LEVEL_MOST: Final = 255
+"""A level is a byte."""
 
 
 @cache
@@ -131,11 +140,26 @@ def levels(code: Code, bits: int) -> Levels:
         return Levels(table=tuple(127 + value for value in _IQ4_NL), centre=127)
     if code is Code.LLOYD_MAX:
         outputs = _LLOYD_MAX[bits]
-        unit = 2 * outputs[-1] / _LEVEL_MOST
-        middle = _LEVEL_MOST / 2
+        unit = 2 * outputs[-1] / LEVEL_MOST
+        middle = LEVEL_MOST / 2
         signed = [-x for x in reversed(outputs)] + list(outputs)
         return Levels(table=tuple(round(middle + x / unit) for x in signed), centre=middle, unit=unit)
-    return Levels(table=tuple(range(1 << bits)), centre=float(1 << bits - 1), ties_to_even=True)
+    if code is Code.INTEGER:
+        return Levels(table=tuple(range(1 << bits)), centre=float(1 << bits - 1), ties_to_even=True)
+    raise KeyError(code)
+
+
+def learned_levels(table: Sequence[int], fit: "Fit") -> Levels:
+    """Return the levels of codes that a model's layer has learned, *table* of them, ascending.
+
+    They count from the least element of a group where that is stored, and from the middle of what is fixed where not.
+
+    >>> learned_levels((0, 100, 155, 255), Fit.NONE).extent
+    1.0
+    """
+    if fit is Fit.RANGE:
+        return Levels(table=tuple(table), centre=0.0)
+    return Levels(table=tuple(table), centre=LEVEL_MOST / 2, unit=2 / LEVEL_MOST)
 
 
 class Number(StrEnum):
@@ -173,7 +197,7 @@ class Fit(StrEnum):
     IQ4_NL = "iq4_nl"
     """llama.cpp's: codes by the largest magnitude, then the scale of the least squared error."""
     NONE = "none"
-    """Nothing beside the codes."""
+    """Nothing beside the codes: they are floats, or levels of which the outermost stand for 1 and -1."""
 
     @property
     def metadata(self) -> tuple[str, ...]:
@@ -212,7 +236,14 @@ class TensorFormat:
     @property
     def most(self) -> float | None:
         """The largest number that a code stands for; None where groups have a scale of their own, or no codes."""
-        return _FLOAT_MOST.get(self.code) if self.quantized else None
+        if not self.quantized or self.fit is not Fit.NONE:
+            return None
+        return _FLOAT_MOST.get(self.code, 1.0)
+
+    @property
+    def learned(self) -> bool:
+        """Whether the levels of the codes are learned from the model."""
+        return self.quantized and self.code is Code.LEARNED
 
     @property
     def metadata(self) -> tuple[str, ...]:
@@ -231,12 +262,17 @@ class TensorFormat:
 
     @property
     def levels(self) -> Levels:
-        """The levels of the codes; KeyError where they are floats or values."""
-        return levels(self.code, self.bits)
+        """The levels of the codes; KeyError where they are floats or values, or learned."""
+        found = levels(self.code, self.bits)
+        return replace(found, unit=found.unit / found.extent) if self.fit is Fit.NONE else found
 
 
 def _float(code: Code) -> TensorFormat:
     return TensorFormat(bits=8, code=code, fit=Fit.NONE)
+
+
+def _static(bits: int, code: Code) -> TensorFormat:
+    return TensorFormat(bits=bits, code=code, fit=Fit.NONE)
 
 
 def _block(bits: int, fit: Fit, code: Code = Code.INTEGER) -> TensorFormat:
@@ -252,6 +288,9 @@ STORED: Final = {
     "lloyd4": TensorFormat(bits=4, code=Code.LLOYD_MAX, fit=Fit.NORM),
     "lloyd3": TensorFormat(bits=3, code=Code.LLOYD_MAX, fit=Fit.NORM),
     "lloyd2": TensorFormat(bits=2, code=Code.LLOYD_MAX, fit=Fit.NORM),
+    **{f"nuq{bits}": TensorFormat(bits=bits, code=Code.LEARNED) for bits in (4, 3, 2)},
+    **{f"static-int{bits}": _static(bits, Code.INTEGER) for bits in (8, 4)},
+    **{f"static-nuq{bits}": _static(bits, Code.LEARNED) for bits in (4, 3, 2)},
 }
 """Ways to store a tensor that have a name of their own."""
 LLAMA_CPP: Final = {

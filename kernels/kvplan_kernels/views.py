@@ -10,6 +10,7 @@ from kvplan_kernels.layout import LANES, PLANE_NAMES, KVLayout, Order
 from kvplan_kernels.quantize import dequantize_codes
 from kvplan_kernels.rows import read_row_codes, write_row_codes
 from kvplan_kernels.scales import STORED_AS
+from kvplan_kernels.tensor_format import Levels
 from kvplan_kernels.words import float_values, read_key_codes, read_value_codes, write_key_codes, write_value_codes
 
 KEY: Final = "k"
@@ -103,13 +104,16 @@ def write_codes(page: Tensor, layout: KVLayout, prefix: str, tokens: Tensor, cod
         codes = codes >> bits
 
 
-def read_pages(pages: Tensor, layout: KVLayout, prefix: str) -> Tensor:
-    """Return K or V, float32 [kv_heads, pages * block_tokens, head_dim], of *pages*, uint8 [pages, page_bytes]."""
+def read_pages(pages: Tensor, layout: KVLayout, prefix: str, learned: Levels | None) -> Tensor:
+    """Return K or V, float32 [kv_heads, pages * block_tokens, head_dim], of *pages*, uint8 [pages, page_bytes].
+
+    *learned* are the levels of codes that stand for what is learned.
+    """
     tensor = tensor_format(layout, prefix)
     codes = read_codes(pages, layout, prefix)
     if tensor.quantized:
         metadata = {name: section_view(pages, layout, f"{prefix}_{name}") for name in tensor.metadata}
-        values = dequantize_codes(codes, metadata, tensor)
+        values = dequantize_codes(codes, metadata, tensor, learned)
     else:
         values = float_values(codes, layout.float_type)
     return values.transpose(0, 1).flatten(1, 2)

@@ -1,6 +1,6 @@
-"""What formats learn of a model: from text that is never scored, transform by transform.
+"""What formats learn of a model: from text that is never scored, lesson by lesson.
 
-Each pass over the text teaches one transform of every format, since what it learns from are keys and values with the
+Each pass over the text teaches one lesson of every format, since what it learns from are keys and values with the
 transforms before it done to them. Formats that begin alike share what they learn.
 """
 
@@ -19,12 +19,13 @@ from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.quality.passages import Passage, cut_documents, data_digest, opening_ids, tokenize
 from kvplan.runtime.learned import require_plain_softmax
 from kvplan.runtime.loading import LoadedModel
-from kvplan.runtime.observing import observe
+from kvplan.runtime.observing import observe, observe_gradients
 from kvplan.store.calibrations import Array, Calibration
-from kvplan_kernels.format import CacheFormat, Transform, UnsupportedError
+from kvplan_kernels.format import CacheFormat, Lesson, UnsupportedError
 from kvplan_kernels.layer_formats import ModelFormat
-from kvplan_kernels.learning import LEARNERS, Learner, as_stored
+from kvplan_kernels.learning import Learner, as_stored, learner, needs_gradient
 from kvplan_kernels.parameters import LayerParameters, check_learned
+from kvplan_kernels.seen import Seen
 
 CONTEXT_TOKENS: Final = 2048
 """Of a document, at most: slowly rotating channels of the keys are near constant in a short one (arXiv 2505.18610)."""
@@ -36,22 +37,22 @@ Progress = Callable[[float], None]
 
 @dataclass(frozen=True, slots=True)
 class _Lesson:
-    """One transform that some format learns."""
+    """One lesson that some format learns."""
 
     form: CacheFormat
-    transform: Transform
+    what: Lesson
 
     @property
     def recipe(self) -> str:
         """The name under which it is kept."""
-        return "-".join(self.form.recipe(self.transform))
+        return "-".join(self.form.recipe(self.what))
 
     @property
     def before(self) -> "tuple[_Lesson, ...]":
         """What has to be learned first."""
-        recipe = self.form.recipe(self.transform)
+        recipe = self.form.recipe(self.what)
         return tuple(
-            _Lesson(self.form, other) for other in self.form.calibrated if other in recipe and other != self.transform
+            _Lesson(self.form, other) for other in self.form.calibrated if other in recipe and other != self.what
         )
 
 
@@ -115,7 +116,7 @@ def calibrate(
     for stage in stages:
         course = _Course(loaded.spec, stage, known)
         for document in documents:
-            observe(loaded, [*document.prompt, *document.fed], course.hear)
+            course.read(loaded, [*document.prompt, *document.fed])
             done += 1
             progress(done / total)
         known |= course.learned()
@@ -137,8 +138,8 @@ def _stages(forms: Iterable[CacheFormat]) -> list[list[_Lesson]]:
     """Return the lessons of *forms*, each once, those of a list after all that they build on."""
     stages: list[dict[str, _Lesson]] = []
     for form in forms:
-        for transform in form.calibrated:
-            lesson = _Lesson(form, transform)
+        for what in form.calibrated:
+            lesson = _Lesson(form, what)
             depth = len(lesson.before)
             stages += [{} for _ in range(depth + 1 - len(stages))]
             stages[depth].setdefault(lesson.recipe, lesson)
@@ -154,15 +155,19 @@ class _Course:
         self._spec = spec
         self._known = known
         self._learners: dict[_Lesson, list[Learner]] = {
-            lesson: [LEARNERS[lesson.transform]() for _ in spec.layers] for lesson in lessons
+            lesson: [learner(lesson.form, lesson.what) for _ in spec.layers] for lesson in lessons
         }
+        self._observe = observe_gradients if any(needs_gradient(lesson.what) for lesson in lessons) else observe
 
-    def hear(self, layer: int, key: Tensor, value: Tensor) -> None:
-        """Take new keys and values of *layer*."""
+    def read(self, loaded: LoadedModel, token_ids: Sequence[int]) -> None:
+        """Run the model over one document, and learn from it."""
+        self._observe(loaded, token_ids, self._hear)
+
+    def _hear(self, layer: int, seen: Seen) -> None:
         for lesson, learners in self._learners.items():
             before = [self._known[other.recipe][layer] for other in lesson.before]
             parameters = LayerParameters({name: tensor for tensors in before for name, tensor in tensors.items()})
-            learners[layer].observe(*as_stored(lesson.form, lesson.transform, parameters, key, value))
+            learners[layer].observe(as_stored(lesson.form, lesson.what, parameters, seen))
 
     def learned(self) -> dict[str, list[dict[str, Tensor]]]:
         """Return the tensors of every recipe, layer by layer."""

@@ -248,13 +248,22 @@ def prefill_exact(targets: Sequence[Server[HeldT]], token_ids: Sequence[int]) ->
 
 
 def run_step(
-    loaded: LoadedModel, model_cache: Any, step: Any, token_ids: Tensor, positions: Tensor, *, last_only: bool
+    loaded: LoadedModel,
+    model_cache: Any,
+    step: Any,
+    token_ids: Tensor,
+    positions: Tensor,
+    *,
+    last_only: bool,
+    differentiable: bool = False,
 ) -> Tensor:
-    """Run one forward pass as *step*, and hold it to one attention call a layer."""
+    """Run one forward pass as *step*, and hold it to one attention call a layer; the rest is as in `forward`."""
     switch(loaded.model)
     try:
         with running(step):
-            logits = forward(loaded.model, model_cache, token_ids, positions, last_only=last_only)
+            logits = forward(
+                loaded.model, model_cache, token_ids, positions, last_only=last_only, differentiable=differentiable
+            )
     except UnsupportedError as error:
         raise UnsupportedFormatError(f"{loaded.spec.name}: {error}") from error
     if step.calls != len(loaded.spec.layers):

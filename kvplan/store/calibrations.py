@@ -82,7 +82,7 @@ def recipe_names(form: ModelFormat) -> tuple[str, ...]:
     >>> recipe_names(parse("unbias-smooth-had-int4"))
     ('unbias', 'unbias-smooth')
     """
-    names = ("-".join(part.recipe(transform)) for part in form.parts for transform in part.calibrated)
+    names = ("-".join(part.recipe(lesson)) for part in form.parts for lesson in part.calibrated)
     return tuple(dict.fromkeys(names))
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from kvplan_kernels import scales
 from kvplan_kernels.format import Fit, Number, TensorFormat, parse
 from kvplan_kernels.quantize import Quantized, dequantize_codes, quantize
-from kvplan_kernels.tensor_format import LLAMA_CPP, STORED, Code, levels
+from kvplan_kernels.tensor_format import LLAMA_CPP, STORED, Code, Levels, learned_levels, levels
 
 E2M1: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 SCALED: Final = [name for name, tensor in (STORED | LLAMA_CPP).items() if tensor.metadata]
@@ -33,7 +33,18 @@ def rows(seed: int, spread: float, count: int = 40, size: int = 64) -> Tensor:
 
 
 def read(coded: Quantized, tensor: TensorFormat) -> Tensor:
-    return dequantize_codes(coded.codes, coded.metadata, tensor)
+    return dequantize_codes(coded.codes, coded.metadata, tensor, some_levels(tensor))
+
+
+def coded_by(values: Tensor, tensor: TensorFormat) -> Quantized:
+    return quantize(values, tensor, some_levels(tensor))
+
+
+def some_levels(tensor: TensorFormat) -> Levels | None:
+    """Return levels of an uneven table where *tensor*'s are learned."""
+    if not tensor.learned:
+        return None
+    return learned_levels([(code * (code + 40)) // 4 + 2 for code in range(1 << tensor.bits)], tensor.fit)
 
 
 @settings(deadline=None, max_examples=15)
@@ -157,8 +168,8 @@ def test_a_group_without_numbers_is_poisoned_whole_and_no_other(name: str, bad: 
     tensor = (STORED | LLAMA_CPP)[name]
     values = rows(1, 1.0)
     values[0, 4, 20] = bad
-    coded = quantize(values, tensor)
-    found, clean = read(coded, tensor), read(quantize(rows(1, 1.0), tensor), tensor)
+    coded = coded_by(values, tensor)
+    found, clean = read(coded, tensor), read(coded_by(rows(1, 1.0), tensor), tensor)
     group = tensor.group_size or 64
     hit = torch.zeros_like(values, dtype=torch.bool)
     hit[0, 4, 20 // group * group : (20 // group + 1) * group] = True
@@ -170,10 +181,10 @@ def test_a_group_without_numbers_is_poisoned_whole_and_no_other(name: str, bad: 
 @pytest.mark.parametrize("name", SCALED)
 def test_zeros_stay_zeros_and_what_overflows_an_fp16_scale_is_poisoned(name: str) -> None:
     tensor = (STORED | LLAMA_CPP)[name]
-    zeros = quantize(torch.zeros(1, 2, 64), tensor)
+    zeros = coded_by(torch.zeros(1, 2, 64), tensor)
     assert zeros.poisoned == 0
     assert not read(zeros, tensor).any()
-    huge = quantize(torch.full((1, 1, 64), 3e38), tensor)
+    huge = coded_by(torch.full((1, 1, 64), 3e38), tensor)
     overflows = tensor.number is Number.FP16
     assert huge.poisoned == (64 // (tensor.group_size or 64) if overflows else 0)
     assert read(huge, tensor).isnan().all() == overflows
@@ -197,3 +208,32 @@ def test_numbers_are_rounded_to_the_nearest_they_hold(number: Number, x: float) 
 def test_every_fit_has_its_numbers_in_a_format_that_uses_it() -> None:
     used = {parse("int4").key.fit, parse("sym-int4").key.fit} | {t.fit for t in (STORED | LLAMA_CPP).values()}
     assert used == set(Fit)
+
+
+@settings(deadline=None, max_examples=15)
+@given(st.sampled_from(sorted(name for name in STORED if "nuq" in name)), st.integers(0, 10**6))
+def test_learned_levels_are_chosen_by_the_least_distance(name: str, seed: int) -> None:
+    tensor, values = STORED[name], rows(seed, 0.3)
+    levels = some_levels(tensor)
+    assert levels is not None
+    found = read(coded_by(values, tensor), tensor)
+    low, high = values.amin(-1, keepdim=True).half(), values.amax(-1, keepdim=True)
+    scale = ((high - values.amin(-1, keepdim=True)) / 255).half().float()
+    if tensor.fit is Fit.NONE:
+        heights = torch.tensor([(level - 127.5) / 127.5 for level in levels.table]).expand(*values.shape, -1)
+    else:
+        heights = low.float().unsqueeze(-1) + torch.tensor(levels.table).float() * scale.unsqueeze(-1)
+    nearest = (heights - values.unsqueeze(-1)).abs().amin(-1)
+    torch.testing.assert_close((found - values).abs(), nearest, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize("bits", [8, 4])
+def test_static_integers_have_a_scale_of_one_and_saturate(bits: int) -> None:
+    """SmoothQuant's int8 cache, arXiv 2211.10438: symmetric, by a scale that was calibrated before."""
+    tensor, most = STORED[f"static-int{bits}"], (1 << bits - 1) - 1
+    values = torch.linspace(-1, 1, 2 * most + 1)[None, None]
+    torch.testing.assert_close(read(quantize(values, tensor), tensor), values, atol=1e-6, rtol=0)
+    outside = read(quantize(torch.tensor([[[5.0, -5.0] * 16]]), tensor), tensor)
+    assert outside[0, 0, :2].tolist() == pytest.approx([1.0, -(most + 1) / most])
+    bad = quantize(torch.full((1, 1, 32), math.nan), tensor)
+    assert (bad.poisoned, bad.codes.any().item()) == (1, False)

@@ -30,6 +30,9 @@ FORMATS = (
     "unbias-smooth-order-had-k4v4-g32-r20-s4",
     "unbias-smooth-order-kivi-k4v2-g32-r32",
     "unbias-scaled-had-fp8_e4m3-r16-s2",
+    "scaled-channel-static-nuq3/nuq4-r20-s2",
+    "smooth-scaled-channel-fp8_e4m3",
+    "unbias-had-nuq3/static-int8",
 )
 HEAD_DIMS = st.sampled_from((32, 40, 64, 80, 128))
 
@@ -222,11 +225,12 @@ def test_channels_that_were_never_used_are_left_as_they_are() -> None:
             check_learned(tensor, learned[tensor], 2, 64)
 
 
+@pytest.mark.parametrize("name", ["unbias-int4", "scaled-channel-static-int8"])
 @pytest.mark.parametrize("changes", [{"softcap": 2.5}, {"sink_logits": True}])
-def test_a_constant_is_refused_where_softmax_would_see_it(changes: dict[str, object]) -> None:
-    inputs = make_inputs(case("unbias-int4", **changes))
+def test_a_constant_is_refused_where_softmax_would_see_it(name: str, changes: dict[str, object]) -> None:
+    inputs = make_inputs(case(name, **changes))
     inputs.fill()
-    with pytest.raises(UnsupportedError, match="unbias-int4 takes a constant"):
+    with pytest.raises(UnsupportedError, match=f"{name} takes a constant"):
         decode(inputs.cache, inputs.batch, inputs.query, inputs.options, sink_logits=inputs.sink_logits)
 
 

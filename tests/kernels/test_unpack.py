@@ -11,14 +11,16 @@ from numpy.typing import NDArray
 
 from kvplan_kernels.format import parse
 from kvplan_kernels.gpu import targets, unpack
-from kvplan_kernels.gpu.geometry import TensorGeometry, geometry
+from kvplan_kernels.gpu.geometry import Geometry, TensorGeometry, geometry
 from kvplan_kernels.layout import ROW_PLANES, KVLayout, Order
 from kvplan_kernels.quantize import dequantize_codes
 
 Words = NDArray[np.uint64]
 WORDS: Final = 65536
 NAMES: Final = ("int8", "int6", "int5", "int4", "int3", "int2", "int1", "nvfp4", "lloyd2", "lloyd3", "lloyd4",
-                "llama.cpp:iq4_nl")  # fmt: skip
+                "llama.cpp:iq4_nl", "nuq2", "nuq3", "nuq4", "static-nuq3/nuq3")  # fmt: skip
+LEARNED: Final = {bits: tuple(range(5, 256, 250 // (1 << bits)))[: 1 << bits] for bits in (2, 3, 4)}
+"""A table by bits of a code."""
 LOOK_UP: Final = {0xEA: lambda a, b, c: (a & b) | c, 0xA8: lambda a, b, c: (a | b) & c}
 """By the table of a three-way logic operation: what it is of 0xF0, 0xCC and 0xAA."""
 
@@ -69,8 +71,8 @@ def multiplied(x: Words, y: Words) -> Words:
     return found  # type: ignore[return-value]  # arrays, once one was added
 
 
-def tensor_of(name: str) -> TensorGeometry:
-    return geometry(KVLayout(format=parse(name), kv_heads=1, head_dim=64, block_tokens=64, order=Order.ROWS)).keys
+def cache_of(name: str) -> Geometry:
+    return geometry(KVLayout(format=parse(name), kv_heads=1, head_dim=64, block_tokens=64, order=Order.ROWS))
 
 
 def words_of(seed: int) -> Words:
@@ -90,8 +92,18 @@ def codes_of(tensor: TensorGeometry, low: Words, high: Words, place: int, k: int
 
 
 def levels_of(name: str, codes: Words) -> NDArray[Any]:
-    levels = parse(name).key.levels
-    return np.array(levels.table)[codes.astype(np.int64)]
+    key = parse(name).key
+    table = LEARNED[key.bits] if key.learned else key.levels.table
+    return np.array(table)[codes.astype(np.int64)]
+
+
+def table_words(bits: int) -> NDArray[np.int32]:
+    """Return the learned tables of K and of V as words of four levels; V's are others."""
+    table = np.zeros(32, np.uint8)
+    if bits in LEARNED:
+        table[: 1 << bits] = LEARNED[bits]
+        table[16 : 16 + (1 << bits)] = 255 - np.array(LEARNED[bits])[::-1]
+    return table.view(np.int32)
 
 
 def asm_words(name: str, tensor: TensorGeometry, low: Words, high: Words, place: int, k: int) -> Words:
@@ -99,6 +111,10 @@ def asm_words(name: str, tensor: TensorGeometry, low: Words, high: Words, place:
     exponent, shift = unpack.exponent_of(tensor), unpack.shift_of(tensor.low, place, tensor.planes, k)
     if tensor.signed:
         return evaluate(unpack.e2m1_asm_text(shift), low)[0]
+    if tensor.learned:
+        text = unpack.look_up_asm_text((), tensor.bits, place, exponent)
+        words = [np.uint64(word) for word in table_words(tensor.bits).view(np.uint32)[:4] for _ in "lh"]
+        return evaluate(text, low, high, *words, outputs=4)[k]
     if tensor.table:
         return evaluate(unpack.look_up_asm_text(tensor.table, tensor.bits, place, exponent), low, high, outputs=4)[k]
     if not tensor.high.bits:
@@ -116,23 +132,28 @@ def values_of(tensor: TensorGeometry, floats: torch.Tensor) -> NDArray[Any]:
 
 
 @triton.jit
-def unpack_all(low, high, floats, place: tl.constexpr, k: tl.constexpr, tensor: tl.constexpr, count: tl.constexpr):
+def unpack_all(
+    low, high, words, floats, place: tl.constexpr, k: tl.constexpr, cache: tl.constexpr, count: tl.constexpr
+):
     i = tl.arange(0, count)
-    levels = unpack.plane_levels(tl.load(low + i), tl.load(high + i), place, k, tensor, False)
+    tables = unpack.level_tables(words, cache)
+    levels = unpack.plane_levels(tl.load(low + i), tl.load(high + i), tables, place, k, cache.keys, False)
     tl.store(floats + i, levels.to(tl.uint16, bitcast=True))
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_both_ways_to_unpack_give_each_codes_level(name: str) -> None:
-    tensor = tensor_of(name)
+    cache = cache_of(name)
+    tensor = cache.keys
     low, high = words_of(1), words_of(2)
     device = "cpu" if targets.interpreted() else "cuda"
     held = [torch.from_numpy(words.astype(np.uint16)).to(device) for words in (low, high)]
+    held.append(torch.from_numpy(table_words(tensor.bits)).to(device))
     floats = torch.zeros(WORDS, dtype=torch.uint16, device=device)
     for place in range(tensor.tokens):
         for k in range(tensor.planes):
             levels = levels_of(name, codes_of(tensor, low, high, place, k))
-            unpack_all[(1,)](*held, floats, place=place, k=k, tensor=tensor, count=WORDS)
+            unpack_all[(1,)](*held, floats, place=place, k=k, cache=cache, count=WORDS)
             plain = values_of(tensor, floats.cpu())
             np.testing.assert_array_equal(plain, levels + unpack.offset_of(tensor))
             for up in (0, 16):  # as the lower and as the upper word of a register, beside other words

@@ -10,6 +10,7 @@ from kvplan_kernels.format import (
     TOKEN_GROUPS,
     Axis,
     CacheFormat,
+    CodeTable,
     Fit,
     Flush,
     Number,
@@ -64,12 +65,15 @@ def transformed(draw: st.DrawFn) -> CacheFormat:
 @given(transformed())
 def test_transforms_are_named_in_order_or_refused(form: CacheFormat) -> None:
     found = parsed_or_reason(form.name)
-    scales = {Transform.SCALED, Transform.SCALED_TENSOR} & set(form.transforms)
+    scales = {Transform.SCALED, Transform.SCALED_TENSOR, Transform.SCALED_CHANNEL} & set(form.transforms)
     grouped = any(tensor.axis is Axis.TOKEN and tensor.group_size for tensor in (form.key, form.value))
-    floats = form.key.code.is_float or form.value.code.is_float
-    refused = len(scales) > 1 or (scales and not floats) or (Transform.ORDER in form.transforms and not grouped)
+    fixed = Fit.NONE in (form.key.fit, form.value.fit)
+    refused = len(scales) > 1 or (scales and not fixed) or (Transform.ORDER in form.transforms and not grouped)
+    moved = {Transform.ORDER, Transform.HADAMARD} & set(form.transforms)
+    refused = refused or (Transform.SCALED_CHANNEL in scales and moved)
     assert isinstance(found, str) if refused else found == form
-    assert set(form.calibrated) == set(form.transforms) - {Transform.HADAMARD}
+    learned = {CodeTable.LEVELS} if form.key.learned or form.value.learned else set()
+    assert set(form.calibrated) == set(form.transforms) - {Transform.HADAMARD} | learned
 
 
 @given(formats() | pairs())

@@ -41,7 +41,7 @@ def append(
         torch.get_num_threads() if threads is None else threads,
         loader.variant_index(),
     )
-    layout = abi.layout_struct(cache.layout)
+    layout = abi.layout_struct(cache)
     poisoned = int(library.kvplan_append(byref(layout), byref(abi.batch_struct(cache, batch)), byref(call)))
     if poisoned == abi.OUTSIDE:
         check_append(cache, batch, key, value, counts)  # says which index it was

@@ -8,6 +8,7 @@ import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, widen
 from kvplan_kernels.gpu.numbers import number_value, stored_number
+from kvplan_kernels.gpu.unpack import learned_level
 
 NEAREST = tl.constexpr(12582912.0)
 """1.5 x 2^23: added to a float32 under 2^22 and taken off again, it leaves the nearest integer, ties to even."""
@@ -156,6 +157,13 @@ def fit_extremes(low, high, nan, T: tl.constexpr):
 
 
 @triton.jit
+def fit_fixed(low, high, nan, T: tl.constexpr):
+    """Return which groups are poisoned, and the step and the base that elements are coded with: a scale of 1."""
+    poisoned = (nan > 0) | ((tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf")) == 0)
+    return poisoned, tl.full(low.shape, T.unit, tl.float32), low
+
+
+@triton.jit
 def fit_in_order(rows, inside, g, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Return the numbers of group *g* of each row, from its elements one by one: as `fit_extremes` does, no base."""
     if T.fit == "norm":
@@ -225,13 +233,28 @@ def over_spread(x, step):
 
 
 @triton.jit
-def code_of(x, step, base, poisoned, T: tl.constexpr):
+def nearest_learned(x, tables, T: tl.constexpr):
+    """Return the code of the level nearest to *x*, which counts as the levels do that were learned, float32."""
+    CODES: tl.constexpr = T.learned
+    code = tl.zeros(x.shape, tl.float32)
+    for c in tl.static_range(CODES - 1):
+        both = learned_level(tables, c, T) + learned_level(tables, c + 1, T)
+        code += tl.where(x >= both.to(tl.float32) * 0.5 - T.centre, 1.0, 0.0)
+    return code
+
+
+@triton.jit
+def code_of(x, step, base, poisoned, tables, T: tl.constexpr):
     """Return the codes of *x*, int32; what they are coded with is broadcast to it."""
     MOST: tl.constexpr = (1 << T.bits) - 1
     if T.fit == "range":
         coded = (step != 0.0) & (poisoned == 0)
         lifted = tl.where(coded, x - base, 0.0)
-        code = (tl.math.div_rn(lifted, tl.where(coded, step, 1.0)) + NEAREST) - NEAREST
+        height = tl.math.div_rn(lifted, tl.where(coded, step, 1.0))
+        if T.learned > 0:
+            code = tl.where(coded, nearest_learned(height, tables, T), 0.0)
+        else:
+            code = (height + NEAREST) - NEAREST
     else:
         x = tl.where(poisoned, 0.0, x)
         if T.fit == "q8_0":
@@ -241,7 +264,7 @@ def code_of(x, step, base, poisoned, T: tl.constexpr):
         elif T.fit == "q5_1":
             code = (x - base) * step + 0.5
         else:
-            code = scaled_code(x, step, T)
+            code = scaled_code(x, step, tables, T)
         code = tl.where(poisoned, 0.0, code)
     return tl.minimum(tl.maximum(code, 0.0), MOST * 1.0).to(tl.int32)
 
@@ -257,7 +280,7 @@ def rounded_away(x):
 
 
 @triton.jit
-def scaled_code(x, step, T: tl.constexpr):
+def scaled_code(x, step, tables, T: tl.constexpr):
     """Return the codes of the levels nearest to *x* over *step*, float32."""
     if T.fit == "iq4_nl":
         height = x * step
@@ -265,7 +288,9 @@ def scaled_code(x, step, T: tl.constexpr):
         height = over_spread(x, step)
     else:
         height = over(x, step)
-    if ranks(T) > 0:
+    if T.learned > 0:
+        code = nearest_learned(height, tables, T)
+    elif ranks(T) > 0:
         code = nearest(height, T, False)
     else:
         code = ((height + NEAREST) - NEAREST) + T.centre

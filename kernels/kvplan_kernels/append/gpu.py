@@ -88,9 +88,9 @@ def _append(
     leaving = longest + tensor.quantum - 1 + tensor.tokens - 1
     target.launch(
         gpu_kernels.append_pages, (ceil_div(leaving, tile), pairs), new, pages.view(torch.uint16),
-        pages.view(torch.float16), pages.view(dtype), ring, batch.block_tables, batch.slots, batch.lengths, counts,
-        starts, poisons, new.stride(0), new.stride(1), batch.block_tables.shape[1], G=g, T=tensor, TILE=tile,
-        FLOAT=float_type, num_warps=4, enable_fp_fusion=False,
+        pages.view(torch.float16), cache.level_words, pages.view(dtype), ring, batch.block_tables, batch.slots,
+        batch.lengths, counts, starts, poisons, new.stride(0), new.stride(1), batch.block_tables.shape[1], G=g,
+        T=tensor, TILE=tile, FLOAT=float_type, num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip
     target.launch(
         gpu_kernels.append_rest, (ceil_div(longest, REST_TILE), pairs), new, ring, sinks, batch.slots, batch.lengths,

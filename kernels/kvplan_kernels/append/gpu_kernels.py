@@ -10,6 +10,7 @@ import triton.language as tl
 from kvplan_kernels.append.fits_gpu_kernels import (
     code_of,
     fit_extremes,
+    fit_fixed,
     fit_in_order,
     has_minimum,
     in_order,
@@ -19,7 +20,7 @@ from kvplan_kernels.append.fits_gpu_kernels import (
 from kvplan_kernels.gpu.floats import narrow, small_float_code, widen
 from kvplan_kernels.gpu.numbers import number_place, numbers_in, poisoned_number
 from kvplan_kernels.gpu.tokens import paged_tokens
-from kvplan_kernels.gpu.unpack import shift_of
+from kvplan_kernels.gpu.unpack import level_tables, shift_of
 
 FLOAT_NAN = tl.constexpr(0x7F)
 """A NaN of both floats of 8 bits."""
@@ -144,7 +145,7 @@ def at_place(x, PLACE: tl.constexpr):
 
 @triton.jit
 def add_token_codes(
-    low, high, source, fitted, meta, poisons, slab, token, inside, PLACE: tl.constexpr, G: tl.constexpr,
+    low, high, source, fitted, meta, tables, poisons, slab, token, inside, PLACE: tl.constexpr, G: tl.constexpr,
     T: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
     """Put the codes of *token* into the words of both planes.
@@ -162,15 +163,18 @@ def add_token_codes(
             poisoned = at_place(bad, PLACE) > 0
         else:
             least, most, nan = token_extremes(source, token, inside, g, G, T, FLOAT)
-            scale, minimum, poisoned, step, base = fit_extremes(least, most, nan, T)
-            at = number_place(slab, T) + g * G.block + token % G.block
-            store_numbers(meta, at, scale, minimum, poisoned, inside, T)
+            if T.fit == "none":
+                poisoned, step, base = fit_fixed(least, most, nan, T)
+            else:
+                scale, minimum, poisoned, step, base = fit_extremes(least, most, nan, T)
+                at = number_place(slab, T) + g * G.block + token % G.block
+                store_numbers(meta, at, scale, minimum, poisoned, inside, T)
             tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
         for k in tl.static_range(PLANES):
             if (k * T.width < (g + 1) * T.group) and ((k + 1) * T.width > g * T.group):
                 x, mask = load_plane(source, token, inside, k, G, T, FLOAT)
                 own = ((k * T.width + i) // T.group == g)[None, :] & mask
-                code = code_of(x, step[:, None], base[:, None], poisoned[:, None], T)
+                code = code_of(x, step[:, None], base[:, None], poisoned[:, None], tables, T)
                 low, high = with_codes(low, high, tl.where(own, code, 0), PLACE, k, T)
     return low, high
 
@@ -215,7 +219,7 @@ def fit_channels(source, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.
 
 @triton.jit
 def add_channel_codes(
-    low, high, source, fitted, token, inside, PLACE: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
+    low, high, source, fitted, tables, token, inside, PLACE: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
     FLOAT: tl.constexpr,
 ):  # fmt: skip
     """Put the codes of *token* into the words of both planes."""
@@ -223,7 +227,7 @@ def add_channel_codes(
     for k in tl.static_range(PLANES):
         x, _ = load_plane(source, token, inside, k, G, T, FLOAT)
         step, base, poisoned = fitted[k]
-        code = code_of(x, step[None, :], base[None, :], poisoned[None, :], T)
+        code = code_of(x, step[None, :], base[None, :], poisoned[None, :], tables, T)
         low, high = with_codes(low, high, code, PLACE, k, T)
     return low, high
 
@@ -233,7 +237,7 @@ def add_channel_codes(
 
 @triton.jit
 def quantize_tile(
-    source, words, meta, poisons, slab, row, first, last, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr,
+    source, words, meta, tables, poisons, slab, row, first, last, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr,
     FLOAT: tl.constexpr,
 ):  # fmt: skip
     """Store the tokens from *first* to *last* of a tile as codes; *row* are those that begin a row of words."""
@@ -255,9 +259,11 @@ def quantize_tile(
             low, poisoned = float_words(source, token, inside, G, T, FLOAT)
             tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
         elif T.channel:
-            low, high = add_channel_codes(low, high, source, fitted, token, inside, p, G, T, FLOAT)
+            low, high = add_channel_codes(low, high, source, fitted, tables, token, inside, p, G, T, FLOAT)
         else:
-            low, high = add_token_codes(low, high, source, fitted, meta, poisons, slab, token, inside, p, G, T, FLOAT)
+            low, high = add_token_codes(
+                low, high, source, fitted, meta, tables, poisons, slab, token, inside, p, G, T, FLOAT
+            )
         if (p + 1) % T.low.tokens == 0:
             store_words(words, low, slab, row, p + 1 - T.low.tokens, first, last, T.low, G, T)
     if T.high.bits > 0:
@@ -266,8 +272,8 @@ def quantize_tile(
 
 @triton.jit(do_not_specialize=("table_width",))
 def append_pages(
-    new, words, meta, pages, ring, block_tables, slots, lengths, counts, starts, poisons, stride_token, stride_head,
-    table_width, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr,
+    new, words, meta, levels, pages, ring, block_tables, slots, lengths, counts, starts, poisons, stride_token,
+    stride_head, table_width, G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr,
 ):  # fmt: skip
     """Store one tile of the tokens that go to pages, quantized where the format says so."""
     BITS: tl.constexpr = T.bits
@@ -290,7 +296,8 @@ def append_pages(
             at = slab + T.low.start + row % G.block * G.head_dim
             tl.store(pages + at[:, None] + tl.arange(0, T.padded)[None, :], narrow(x, FLOAT), mask=mask)
         else:
-            quantize_tile(source, words, meta, poisons, slab, row, first, last, G, T, TILE, FLOAT)
+            tables = level_tables(levels, G)
+            quantize_tile(source, words, meta, tables, poisons, slab, row, first, last, G, T, TILE, FLOAT)
 
 
 @triton.jit

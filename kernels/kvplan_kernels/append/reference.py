@@ -92,7 +92,8 @@ def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> in
     tensor = tensor_format(layout, prefix)
     if not new.shape[1]:
         return 0
-    quantized = quantize(float_values(new, layout.float_type), tensor) if tensor.quantized else None
+    learned = sequence.cache.learned_levels.get(prefix)
+    quantized = quantize(float_values(new, layout.float_type), tensor, learned) if tensor.quantized else None
     codes = new if quantized is None else quantized.codes
     done = 0
     while done < codes.shape[1]:

@@ -67,7 +67,7 @@ def decode(
         torch.get_num_threads() if threads is None else threads,
         loader.variant_index(),
     )
-    layout = abi.layout_struct(cache.layout)
+    layout = abi.layout_struct(cache)
     status = library.kvplan_decode(byref(layout), byref(abi.batch_struct(cache, batch)), byref(call))
     if status == abi.OUTSIDE:
         check_decode(cache, batch, query, options, sink_logits, positions)  # says which index it was

@@ -180,12 +180,12 @@ def _longest(cache: LayerCache, batch: Batch) -> int:
 
 
 def _views(cache: LayerCache) -> tuple[Tensor, ...]:
-    """Return the pages as words, as metadata and as 16-bit values, then ring and sinks as 16-bit values."""
+    """Return pages as words and as metadata, learned levels, then pages, ring and sinks as 16-bit values."""
     dtype = TORCH_FLOAT[cache.layout.float_type]
     pages = cache.pages.view(-1)
     return (
-        pages.view(torch.uint16), pages.view(torch.float16), pages.view(dtype), cache.ring.view(-1).view(dtype),
-        cache.sinks.view(-1).view(dtype),
+        pages.view(torch.uint16), pages.view(torch.float16), cache.level_words, pages.view(dtype),
+        cache.ring.view(-1).view(dtype), cache.sinks.view(-1).view(dtype),
     )  # fmt: skip
 
 

@@ -41,6 +41,7 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     word_tiles,
 )
 from kvplan_kernels.gpu.tokens import paged_tokens
+from kvplan_kernels.gpu.unpack import level_tables
 
 LOWEST = tl.constexpr(-1e30)
 FARTHEST = tl.constexpr(2147483647)
@@ -49,7 +50,7 @@ FARTHEST = tl.constexpr(2147483647)
 @triton.jit
 def attend(
     acc, minima, units, maximum, total, lo, begin, hi, gap_at, gap, first, last, origin,
-    query, valid, scale, softcap, codes, meta, source, table, slot, head,
+    query, valid, scale, softcap, codes, meta, tables, source, table, slot, head,
     G: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, FLOAT: tl.constexpr, CAPPED: tl.constexpr, ASM: tl.constexpr, MASKED: tl.constexpr,
     PIPELINE: tl.constexpr,
@@ -111,7 +112,7 @@ def attend(
                 elif j % K.high.tokens == 0:
                     high = word_tiles(codes, slab, (in_page + j) // K.high.tokens, K.high, K, True)
                 score = code_scores(
-                    words, high, operands, low, sums, operand_sums, meta, slab, in_page + j, inside, factor,
+                    words, high, operands, low, sums, operand_sums, meta, tables, slab, in_page + j, inside, factor,
                     j % KEY_PLACES, G, K, ROWS, 2 if FOLD else PARTS, FLOAT, ASM,
                 )  # fmt: skip
                 if FOLD:
@@ -143,8 +144,8 @@ def attend(
                 elif j % V.high.tokens == 0:
                     value_high = word_tiles(codes, slab, (in_page + j) // V.high.tokens, V.high, V, False)
                 acc, minima, units = add_codes(
-                    acc, minima, units, shrink, weight, seen, inside, value_words, value_high, meta, slab, in_page + j,
-                    j % VALUE_PLACES, G, V, FLOAT, ASM, MASKED,
+                    acc, minima, units, shrink, weight, seen, inside, value_words, value_high, meta, tables, slab,
+                    in_page + j, j % VALUE_PLACES, G, V, FLOAT, ASM, MASKED,
                 )  # fmt: skip
             else:
                 value_rows = float_rows(source, slab, at, slot, head, G, V, VALUES)
@@ -184,7 +185,7 @@ def store_part(
 
 @triton.jit(do_not_specialize=("table_width", "splits", "all_splits"))
 def decode_split(
-    query, codes, meta, pages, ring, sinks, block_tables, slots, lengths, positions, outputs, weights, maxima,
+    query, codes, meta, levels, pages, ring, sinks, block_tables, slots, lengths, positions, outputs, weights, maxima,
     query_stride_sequence, query_stride_query, query_stride_head, table_width, queries, ratio, rows, window, scale,
     softcap, splits, all_splits,
     G: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, BN_FLOAT: tl.constexpr, PARTS: tl.constexpr,
@@ -207,6 +208,7 @@ def decode_split(
     valid = row < rows
     length = tl.load(lengths + sequence)
     slot = tl.load(slots + sequence)
+    tables = level_tables(levels, G)
     table = block_tables + sequence.to(tl.int64) * table_width
     if HAS_POSITIONS:
         position = tl.load(positions + sequence * queries + row // ratio, mask=valid, other=-1)
@@ -246,13 +248,13 @@ def decode_split(
         gap = tl.maximum(outer - inner, 0)
         acc, minima, units, maximum, total = attend(
             acc, minima, units, maximum, total, inner, inner, inner + gap, 0, 0, first, last, sink_tokens, at,
-            valid, scale, softcap, codes, meta, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN, CODE_PARTS, FLOAT,
-            CAPPED, ASM, False, PIPELINE,
+            valid, scale, softcap, codes, meta, tables, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN,
+            CODE_PARTS, FLOAT, CAPPED, ASM, False, PIPELINE,
         )  # fmt: skip
         acc, minima, units, maximum, total = attend(
             acc, minima, units, maximum, total, lo, lo, hi, inner, gap, first, last, sink_tokens, at, valid,
-            scale, softcap, codes, meta, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN, CODE_PARTS, FLOAT, CAPPED,
-            ASM, True, 1,
+            scale, softcap, codes, meta, tables, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN, CODE_PARTS,
+            FLOAT, CAPPED, ASM, True, 1,
         )  # fmt: skip
         store_part(
             acc, minima, units, maximum, total, outputs, weights, maxima, part, valid, G, VALUES == "codes",
@@ -265,20 +267,20 @@ def decode_split(
             if split == splits:
                 rest, none, none, maximum, total = attend(
                     rest, none, none, maximum, total, both // BN * BN, both, key_paged, 0, 0, first, last,
-                    sink_tokens, at, valid, scale, softcap, codes, meta, ring, table, slot, head, G, KEYS, "ring", ROWS,
-                    BN, CODE_PARTS, FLOAT, CAPPED, ASM, True, 1,
+                    sink_tokens, at, valid, scale, softcap, codes, meta, tables, ring, table, slot, head, G, KEYS,
+                    "ring", ROWS, BN, CODE_PARTS, FLOAT, CAPPED, ASM, True, 1,
                 )  # fmt: skip
         if split == all_splits - 1:
             rest, none, none, maximum, total = attend(
                 rest, none, none, maximum, total, 0, 0, sink_tokens, 0, 0, first, last, 0, at, valid, scale,
-                softcap, codes, meta, sinks, table, slot, head, G, "sinks", "sinks", ROWS, BN_FLOAT, PARTS, FLOAT,
-                CAPPED, ASM, True, 1,
+                softcap, codes, meta, tables, sinks, table, slot, head, G, "sinks", "sinks", ROWS, BN_FLOAT, PARTS,
+                FLOAT, CAPPED, ASM, True, 1,
             )  # fmt: skip
             start = tl.maximum(key_paged, seen_first)
             rest, none, none, maximum, total = attend(
                 rest, none, none, maximum, total, start, start, tl.minimum(tokens, seen_last), 0, 0, first, last,
-                sink_tokens, at, valid, scale, softcap, codes, meta, ring, table, slot, head, G, "ring", "ring", ROWS,
-                BN_FLOAT, PARTS, FLOAT, CAPPED, ASM, True, 1,
+                sink_tokens, at, valid, scale, softcap, codes, meta, tables, ring, table, slot, head, G, "ring",
+                "ring", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED, ASM, True, 1,
             )  # fmt: skip
         store_part(rest, none, none, maximum, total, outputs, weights, maxima, part, valid, G, False, FLOAT)
 

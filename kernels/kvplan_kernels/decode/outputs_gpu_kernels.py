@@ -98,7 +98,7 @@ def is_lifted(tensor) -> bool:
 
 @triton.jit
 def add_codes(
-    acc, minima, units, shrink, weight, seen, inside, words, high, meta, slab, in_page, PLACE: tl.constexpr,
+    acc, minima, units, shrink, weight, seen, inside, words, high, meta, tables, slab, in_page, PLACE: tl.constexpr,
     G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr, MASKED: tl.constexpr,
 ):  # fmt: skip
     """Shrink the sums so far, and add weights times quantized values, their words by slice given.
@@ -166,7 +166,7 @@ def add_codes(
             new_minima = new_minima + (lifts,)
             for j in tl.static_range(PER_GROUP):
                 slice_words, slice_high = words[(g * PER_GROUP + j) % SLICES], high[(g * PER_GROUP + j) % SLICES]
-                code = plane_levels(slice_words, slice_high, PLACE, (g * PER_GROUP + j) // SLICES, T, ASM)
+                code = plane_levels(slice_words, slice_high, tables, PLACE, (g * PER_GROUP + j) // SLICES, T, ASM)
                 before = acc[g * PER_GROUP + j] * factor[None, :]
                 if HALF:
                     code = code - OFFSET
@@ -177,7 +177,9 @@ def add_codes(
         new_minima = minima
         new_units = units
         for k in tl.static_range(PIECES):
-            value, unit = dequantized(words, high, meta, slab, in_page, inside, k, PLACE, G, T, False, TYPE, ASM)
+            value, unit = dequantized(
+                words, high, meta, tables, slab, in_page, inside, k, PLACE, G, T, False, TYPE, ASM
+            )
             before = acc[k] * shrink[None, :]
             part = tl.zeros(before.shape, tl.float32) if HALF and T.wide else before
             if MASKED:

@@ -20,12 +20,13 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     word_tiles,
 )
 from kvplan_kernels.gpu.tokens import paged_tokens
+from kvplan_kernels.gpu.unpack import level_tables
 
 
 @triton.jit
 def tile_scores(
-    at, inside, start, planes, operands, low, sums, operand_sums, factor, codes, meta, source, table, hi, slot, head,
-    PLACE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr,
+    at, inside, start, planes, operands, low, sums, operand_sums, factor, codes, meta, tables, source, table, hi,
+    slot, head, PLACE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Return the scores of the tokens *at*, which have place PLACE in their words, before any softcap."""
@@ -45,14 +46,14 @@ def tile_scores(
                 planes, meta, slab, start % G.block, factor, G, K, ROWS, FLOAT
             )
             score = code_scores(
-                words, high, folded, folded_low, sums, folded_sums, meta, slab, in_page, inside, factor, PLACE, G, K,
-                ROWS, 2, FLOAT, ASM,
+                words, high, folded, folded_low, sums, folded_sums, meta, tables, slab, in_page, inside, factor,
+                PLACE, G, K, ROWS, 2, FLOAT, ASM,
             )  # fmt: skip
             score = score * unit + bias[None, :]
         else:
             score = code_scores(
-                words, high, operands, low, sums, operand_sums, meta, slab, in_page, inside, factor, PLACE, G, K, ROWS,
-                PARTS, FLOAT, ASM,
+                words, high, operands, low, sums, operand_sums, meta, tables, slab, in_page, inside, factor, PLACE, G,
+                K, ROWS, PARTS, FLOAT, ASM,
             )  # fmt: skip
     else:
         rows = float_rows(source, slab, at, slot, head, G, K, KEYS)
@@ -63,8 +64,8 @@ def tile_scores(
 @triton.jit
 def add_weights(
     received, start, begin, hi, origin, length, query, query_stride_query, query_stride_head, positions, row_maxima,
-    row_totals, queries, ratio, window, scale, softcap, codes, meta, source, table, slot, sequence, head, tokens,
-    G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+    row_totals, queries, ratio, window, scale, softcap, codes, meta, tables, source, table, slot, sequence, head,
+    tokens, G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
     FLOAT: tl.constexpr, CAPPED: tl.constexpr, HAS_POSITIONS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Store the weight that each token of one tile received, summed over the queries."""
@@ -99,8 +100,8 @@ def add_weights(
             sums = row_sums(planes, PLANES)
             operand_sums = sums if PARTS == 2 else row_sums(operands, PLANES)
             score = tile_scores(
-                at, inside, start, planes, operands, low, sums, operand_sums, unit * scale, codes, meta, source, table,
-                hi, slot, head, j, G, KEYS, ROWS, BN, PARTS, FLOAT, ASM,
+                at, inside, start, planes, operands, low, sums, operand_sums, unit * scale, codes, meta, tables,
+                source, table, hi, slot, head, j, G, KEYS, ROWS, BN, PARTS, FLOAT, ASM,
             )  # fmt: skip
             score = capped(score, softcap, CAPPED)
             seen = sight(at, origin, inside, first, last) & valid[None, :]
@@ -114,9 +115,9 @@ def add_weights(
 
 @triton.jit(do_not_specialize=("table_width", "tokens", "page_tiles", "ring_tiles"))
 def decode_received(
-    query, codes, meta, pages, ring, sinks, block_tables, slots, lengths, positions, row_maxima, row_totals, received,
-    query_stride_sequence, query_stride_query, query_stride_head, table_width, queries, ratio, window, scale, softcap,
-    tokens, page_tiles, ring_tiles,
+    query, codes, meta, levels, pages, ring, sinks, block_tables, slots, lengths, positions, row_maxima, row_totals,
+    received, query_stride_sequence, query_stride_query, query_stride_head, table_width, queries, ratio, window,
+    scale, softcap, tokens, page_tiles, ring_tiles,
     G: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, BN_FLOAT: tl.constexpr, PARTS: tl.constexpr,
     CODE_PARTS: tl.constexpr, FLOAT: tl.constexpr, CAPPED: tl.constexpr, HAS_POSITIONS: tl.constexpr,
     ASM: tl.constexpr,
@@ -129,6 +130,7 @@ def decode_received(
     head = pid % G.kv_heads
     length = tl.load(lengths + sequence)
     slot = tl.load(slots + sequence)
+    tables = level_tables(levels, G)
     table = block_tables + sequence.to(tl.int64) * table_width
     at = query + sequence.to(tl.int64) * query_stride_sequence
     rows = pid * queries * ratio
@@ -140,22 +142,25 @@ def decode_received(
         if tile * BN < key_paged:
             add_weights(
                 out, tile * BN, 0, key_paged, sink_tokens, length, at, query_stride_query, query_stride_head, positions,
-                row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, pages, table,
-                slot, sequence, head, tokens, G, KEYS, ROWS, BN, CODE_PARTS, FLOAT, CAPPED, HAS_POSITIONS, ASM,
+                row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, tables,
+                pages, table, slot, sequence, head, tokens, G, KEYS, ROWS, BN, CODE_PARTS, FLOAT, CAPPED,
+                HAS_POSITIONS, ASM,
             )  # fmt: skip
     elif tile < page_tiles + ring_tiles:
         start = key_paged + (tile - page_tiles) * BN_FLOAT
         if start < held:
             add_weights(
                 out, start, 0, held, sink_tokens, length, at, query_stride_query, query_stride_head, positions,
-                row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, ring, table,
-                slot, sequence, head, tokens, G, "ring", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED, HAS_POSITIONS, ASM,
+                row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, tables,
+                ring, table, slot, sequence, head, tokens, G, "ring", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED,
+                HAS_POSITIONS, ASM,
             )  # fmt: skip
     else:
         start = (tile - page_tiles - ring_tiles) * BN_FLOAT
         if start < sink_tokens:
             add_weights(
                 out, start, 0, sink_tokens, 0, length, at, query_stride_query, query_stride_head, positions,
-                row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, sinks, table,
-                slot, sequence, head, tokens, G, "sinks", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED, HAS_POSITIONS, ASM,
+                row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, tables,
+                sinks, table, slot, sequence, head, tokens, G, "sinks", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED,
+                HAS_POSITIONS, ASM,
             )  # fmt: skip

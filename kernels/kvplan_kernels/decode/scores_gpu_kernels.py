@@ -118,8 +118,8 @@ def word_tiles(codes, slab, row, PLANE: tl.constexpr, T: tl.constexpr, KEYS: tl.
 
 @triton.jit
 def dequantized(
-    words, high, meta, slab, in_page, inside, k: tl.constexpr, PLACE: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
-    KEYS: tl.constexpr, TYPE: tl.constexpr, ASM: tl.constexpr,
+    words, high, meta, tables, slab, in_page, inside, k: tl.constexpr, PLACE: tl.constexpr, G: tl.constexpr,
+    T: tl.constexpr, KEYS: tl.constexpr, TYPE: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Return one plane's values over their unit, and the unit: where codes are floats, or the plane has several groups.
 
@@ -129,7 +129,7 @@ def dequantized(
     if len(T.floats) > 0:
         found = plane_floats(words[0], k, T, ASM)
     else:
-        levels = widen(plane_levels(words[0], high[0], PLACE, k, T, ASM)) - offset_of(T)
+        levels = widen(plane_levels(words[0], high[0], tables, PLACE, k, T, ASM)) - offset_of(T)
         channel = tl.minimum(k * T.width + tl.arange(0, T.padded), G.head_dim - 1)
         at = number_place(slab, T) + (in_page // T.group * G.head_dim if T.channel else in_page)
         column = channel if T.channel else channel // T.group * G.block
@@ -162,7 +162,7 @@ def float_scores(
 
 @triton.jit
 def code_scores(
-    words, high, operands, low, sums, operand_sums, meta, slab, in_page, inside, factor, PLACE: tl.constexpr,
+    words, high, operands, low, sums, operand_sums, meta, tables, slab, in_page, inside, factor, PLACE: tl.constexpr,
     G: tl.constexpr, T: tl.constexpr, ROWS: tl.constexpr, PARTS: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Return *factor* times the scores of quantized keys, their words by slice given; PLACE is the token within them.
@@ -181,7 +181,7 @@ def code_scores(
     score = tl.zeros([words[0].shape[0], ROWS], tl.float32)
     if not WHOLE:
         for k in tl.static_range(PIECES):
-            key, unit = dequantized(words, high, meta, slab, in_page, inside, k, PLACE, G, T, True, TYPE, ASM)
+            key, unit = dequantized(words, high, meta, tables, slab, in_page, inside, k, PLACE, G, T, True, TYPE, ASM)
             part = tl.zeros(score.shape, tl.float32) if WIDE else score
             part = product(key, operands[k], part)
             if PARTS == 2:
@@ -190,7 +190,7 @@ def code_scores(
         score = score * factor
     elif GROUPED:
         for k in tl.static_range(PIECES):
-            code = plane_levels(words[k % SLICES], high[k % SLICES], PLACE, k // SLICES, T, ASM)
+            code = plane_levels(words[k % SLICES], high[k % SLICES], tables, PLACE, k // SLICES, T, ASM)
             part = product(code, operands[k], tl.zeros(score.shape, tl.float32))
             if PARTS == 2:
                 part = product(code, low[k], part)
@@ -202,7 +202,7 @@ def code_scores(
         total = operand_sums[0]
         true = sums[0]
         for k in tl.static_range(PIECES):
-            code = plane_levels(words[0], high[0], PLACE, k, T, ASM)
+            code = plane_levels(words[0], high[0], tables, PLACE, k, T, ASM)
             score = product(code, operands[k], score)
             if PARTS == 2:
                 score = product(code, low[k], score)

@@ -35,7 +35,7 @@ def dequantize(cache: LayerCache, batch: Batch, *, threads: int | None = None) -
         torch.get_num_threads() if threads is None else threads,
         loader.variant_index(),
     )
-    struct = abi.layout_struct(layout)
+    struct = abi.layout_struct(cache)
     status = library.kvplan_dequantize(byref(struct), byref(abi.batch_struct(cache, batch)), byref(call))
     if status == abi.OUTSIDE:
         check_cache(cache, batch)  # says which index it was

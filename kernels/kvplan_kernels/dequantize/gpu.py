@@ -60,9 +60,9 @@ def _launch(target: targets.Target, cache: LayerCache, batch: Batch, out: Tensor
     tiles = ceil_div(g.sinks, tile) + ceil_div(max(0, tokens - g.sinks), tile)
     target.launch(
         gpu_kernels.dequantize_tokens, (tiles, out.shape[0] * g.kv_heads), out.view(torch.uint16),
-        pages.view(torch.uint16), pages.view(torch.float16), ring.view(torch.uint16), sinks.view(torch.uint16),
-        batch.block_tables, batch.slots, batch.lengths, batch.block_tables.shape[1], tokens, G=g, T=tensor, TILE=tile,
-        FLOAT=targets.float_name(cache.layout.float_type), ASM=target.asm, num_warps=4,
+        pages.view(torch.uint16), pages.view(torch.float16), cache.level_words, ring.view(torch.uint16),
+        sinks.view(torch.uint16), batch.block_tables, batch.slots, batch.lengths, batch.block_tables.shape[1], tokens,
+        G=g, T=tensor, TILE=tile, FLOAT=targets.float_name(cache.layout.float_type), ASM=target.asm, num_warps=4,
         enable_fp_fusion=_exact(tensor),
     )  # fmt: skip
 

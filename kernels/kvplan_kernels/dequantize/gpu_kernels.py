@@ -14,7 +14,7 @@ import triton.language as tl
 from kvplan_kernels.gpu.floats import narrow, widen
 from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
 from kvplan_kernels.gpu.tokens import paged_tokens
-from kvplan_kernels.gpu.unpack import offset_of, plane_floats, plane_levels
+from kvplan_kernels.gpu.unpack import level_tables, offset_of, plane_floats, plane_levels
 
 
 @triton.jit
@@ -39,7 +39,17 @@ def values_of(levels, meta, slab, in_page, k, G: tl.constexpr, T: tl.constexpr):
 
 @triton.jit
 def write_codes(
-    out, words, meta, slab, token, paged, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr
+    out,
+    words,
+    meta,
+    tables,
+    slab,
+    token,
+    paged,
+    G: tl.constexpr,
+    T: tl.constexpr,
+    FLOAT: tl.constexpr,
+    ASM: tl.constexpr,
 ):
     """Write the quantized tokens *token*, the first of each word, and those that share its words, where under *paged*.
 
@@ -64,7 +74,7 @@ def write_codes(
             if len(T.floats) > 0:
                 value = widen(plane_floats(held, k, T, ASM))
             else:
-                levels = widen(plane_levels(held, high, p, k, T, ASM)) - offset_of(T)
+                levels = widen(plane_levels(held, high, tables, p, k, T, ASM)) - offset_of(T)
                 value = values_of(levels, meta, slab, in_page + p, k, G, T)
             bits = narrow(value, FLOAT).to(tl.uint16, bitcast=True)
             tl.store(out + row[:, None] + (k * T.width + i)[None, :], bits, mask=mask)
@@ -81,7 +91,7 @@ def copy_rows(out, source, from_row, to_row, held, wanted, G: tl.constexpr):
 
 @triton.jit(do_not_specialize=("table_width", "tokens"))
 def dequantize_tokens(
-    out, words, meta, ring, sinks, block_tables, slots, lengths, table_width, tokens,
+    out, words, meta, levels, ring, sinks, block_tables, slots, lengths, table_width, tokens,
     G: tl.constexpr, T: tl.constexpr, TILE: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Write one tile of *out*, 16-bit patterns [sequences, kv_heads, tokens, head_dim]: zeros past a length."""
@@ -116,7 +126,8 @@ def dequantize_tokens(
                 at = slab + T.low.start + row % G.block * G.head_dim
                 copy_rows(first_row, words, at, row, row < paged, row < paged, G)
             else:
-                write_codes(first_row, words, meta, slab, row, paged, G, T, FLOAT, ASM)
+                tables = level_tables(levels, G)
+                write_codes(first_row, words, meta, tables, slab, row, paged, G, T, FLOAT, ASM)
         if start + TILE > paged:
             at = slot * G.ring + head * G.ring_head + T.ring + (token % T.capacity) * G.head_dim
             stays = token >= paged

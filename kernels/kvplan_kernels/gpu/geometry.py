@@ -11,8 +11,8 @@ import numpy as np
 
 from kvplan_kernels.format import Axis, Code, Fit, Number, TensorFormat, UnsupportedError
 from kvplan_kernels.layout import PLANE_NAMES, ROW_PLANES, KVLayout, Order
-from kvplan_kernels.tensor_format import Levels
-from kvplan_kernels.views import tensor_flush, tensor_format
+from kvplan_kernels.tensor_format import LEVEL_MOST, Levels, learned_levels
+from kvplan_kernels.views import KEY, tensor_flush, tensor_format
 
 ITEM_BYTES: Final = 2
 DOT_SIZE_MIN: Final = 16
@@ -20,6 +20,8 @@ DOT_SIZE_MIN: Final = 16
 BF16_LEVEL_MAX: Final = 127
 """bf16 has 7 bits of mantissa."""
 FEW_BITS: Final = 4
+_TABLE_WORDS: Final = 4
+"""Of the levels of 16 codes."""
 BF16_SHIFT: Final = 16
 """bf16 is the upper half of an fp32."""
 
@@ -58,6 +60,8 @@ class TensorGeometry(NamedTuple):
         groups: Groups of channels that a token has; 1 where tokens share a scale.
         floats: What codes are that are floats of 8 bits, "e4m3" or "e5m2": they have neither scale nor minimum.
         table: The level of each code, where it is not the code itself.
+        learned: How many codes there are where their levels are learned, which differ from layer to layer; else 0.
+        first_word: The first of the learned tables' words that is this tensor's.
         signed: By code the bits of the bf16 that is multiplied, its level counted from the centre: where codes are
             E2M1, whose bits these have too. Other levels are offset.
         half: Whether levels are multiplied in fp16, which holds 1024 + level for all of them, and not in bf16, which
@@ -95,6 +99,8 @@ class TensorGeometry(NamedTuple):
     groups: int
     floats: str
     table: tuple[int, ...]
+    learned: int
+    first_word: int
     signed: tuple[int, ...]
     half: bool
     middle: int
@@ -165,6 +171,11 @@ class Geometry(NamedTuple):
         """Whether pages hold codes of K or V."""
         return min(self.keys.bits, self.values.bits) < 16
 
+    @property
+    def learned(self) -> bool:
+        """Whether levels of K or V are learned."""
+        return self.keys.learned + self.values.learned > 0
+
 
 def padded_size(size: int, least: int = DOT_SIZE_MIN) -> int:
     """Return the least power of two that is not under *size* and *least*, what a matrix product takes.
@@ -227,9 +238,17 @@ def _middle(tensor: TensorFormat, levels: Levels) -> int:
 
     Up to 4 bits codes from the least element to the largest lose little.
     """
+    if tensor.learned:
+        return (LEVEL_MOST + 1) // 2
     if tensor.fit is Fit.RANGE and tensor.bits <= FEW_BITS:
         return 0
     return int(levels.centre)
+
+
+def _levels(tensor: TensorFormat) -> Levels:
+    """Return the levels of *tensor*; in place of those that are learned, and not known here, others of their extent."""
+    even = range(0, LEVEL_MOST + 1, LEVEL_MOST // ((1 << tensor.bits) - 1))
+    return learned_levels(even, tensor.fit) if tensor.learned else tensor.levels
 
 
 def _signed(levels: Levels) -> tuple[int, ...]:
@@ -249,7 +268,7 @@ def _divisor(tensor: TensorFormat, levels: Levels, group: int) -> float:
         case Fit.Q5_0 | Fit.IQ4_NL:
             return levels.table[0] - levels.centre
         case _:
-            return float((1 << tensor.bits) - 1)
+            return float(levels.steps)
 
 
 def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: int) -> TensorGeometry:
@@ -264,7 +283,8 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
     slices = width // group if not channel and width % group == 0 else 1
     in_groups = group >= layout.head_dim or group * slices % width == 0
     whole = (_folds(layout) if channel else in_groups) and not floats
-    levels = tensor.levels if tensor.quantized and not floats else None
+    levels = _levels(tensor) if tensor.quantized and not floats else None
+    tabled = levels is not None and not levels.are_codes and not tensor.learned
     starts = {section.name: section.offset_bytes // section.item_bytes for section in layout.sections}
     return TensorGeometry(
         bits=tensor.bits,
@@ -279,14 +299,16 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
         group=group,
         groups=1 if channel else -(-layout.head_dim // group),
         floats=str(tensor.code) if floats else "",
-        table=() if levels is None or levels.are_codes else levels.table,
+        table=levels.table if levels is not None and tabled else (),
+        learned=1 << tensor.bits if tensor.learned else 0,
+        first_word=0 if prefix == KEY else _TABLE_WORDS,
         signed=_signed(levels) if levels is not None and tensor.code is Code.E2M1 else (),
-        half=bool(floats) or (levels is not None and max(levels.table) > BF16_LEVEL_MAX),
+        half=bool(floats) or tensor.learned or (levels is not None and max(levels.table) > BF16_LEVEL_MAX),
         middle=0 if levels is None else _middle(tensor, levels),
         unit=1.0 if levels is None else levels.unit,
         centre=0.0 if levels is None else levels.centre,
-        ranked=() if levels is None or levels.are_codes else levels.ranked,
-        middles=() if levels is None or levels.are_codes else levels.middles,
+        ranked=levels.ranked if levels is not None and tabled else (),
+        middles=levels.middles if levels is not None and tabled else (),
         fit=str(tensor.fit),
         divisor=1.0 if levels is None else _divisor(tensor, levels, group),
         number=str(tensor.number),

@@ -102,9 +102,12 @@ def load_number(at, mask, T: tl.constexpr):
 @triton.jit
 def level_scale(meta, place, mask, T: tl.constexpr):
     """Return what one level is worth in the groups at *place*, float32."""
-    scale = load_number(numbers_in(meta, T) + T.scale + place, mask, T)
-    if T.unit != 1.0:
-        scale = scale * T.unit
+    if T.fit == "none":  # a scale of 1, which is not stored
+        scale = tl.full(place.shape, T.unit, tl.float32)
+    else:
+        scale = load_number(numbers_in(meta, T) + T.scale + place, mask, T)
+        if T.unit != 1.0:
+            scale = scale * T.unit
     return scale
 
 

@@ -15,6 +15,9 @@ bits.
 import triton
 import triton.language as tl
 
+TABLE_WORDS = tl.constexpr(8)
+"""Of the learned levels of K and V."""
+
 
 @triton.constexpr_function
 def asm_text(shift: int, mask: int, exponent: int) -> str:
@@ -80,7 +83,29 @@ def bits_of_code(tensor, code: int) -> int:
 @triton.constexpr_function
 def codes_of_table(tensor) -> int:
     """Return how many codes have a level of their own; 0 where all are their own level."""
-    return len(tensor.table)
+    return tensor.learned or len(tensor.table)
+
+
+@triton.constexpr_function
+def word_of_table(tensor, code: int) -> int:
+    """Return which of the words that `level_tables` returns holds the level of *code*."""
+    return tensor.first_word + code // 4
+
+
+@triton.jit
+def level_tables(words, G: tl.constexpr):
+    """Return the levels that were learned, four to an int32, K's before V's; nothing where none were."""
+    found = ()
+    if G.learned:
+        for i in tl.static_range(TABLE_WORDS):
+            found = found + (tl.load(words + i),)
+    return found
+
+
+@triton.jit
+def learned_level(tables, code: tl.constexpr, T: tl.constexpr):
+    """Return the level of *code*, int32, where it was learned."""
+    return (tables[word_of_table(T, code)] >> (8 * (code % 4))) & 0xFF
 
 
 @triton.jit
@@ -121,11 +146,13 @@ def _moved(to: str, source: str, up: int) -> str:
 def look_up_asm_text(table, bits: int, place: int, exponent: int) -> str:
     """Return PTX that looks up the levels of the codes of one token in two words: $0 to $3 are the four channels'.
 
+    Without a *table* it lies in $6 to $13, each word of it twice: an operand of 32 bits is handed over for either word.
+
     Codes are spread to four bits each, which is what prmt picks bytes by; it takes three of them from eight bytes, so
     that sixteen levels are two picks and one between them.
 
     Args:
-        table: Of 4, 8 or 16 levels.
+        table: Of 4, 8 or 16 levels; none where they are operands.
         bits: 2, 3 or 4; a third bit lies in $5, the others in $4.
         place: Of the token in both words.
         exponent: What levels are put under.
@@ -146,6 +173,8 @@ def look_up_asm_text(table, bits: int, place: int, exponent: int) -> str:
         text += ["shl.b32 m, m, 2; or.b32 n, n, m;"]
     bytes_of = [*table, *(0 for _ in range(len(table), 16))]
     words = [f"{int.from_bytes(bytes_of[i : i + 4], 'little'):#010x}" for i in range(0, 16, 4)]
+    if not table:
+        words = [f"${6 + 2 * i}" for i in range(4)]
     if bits == 4:
         text += [f"shr.u32 m, n, 1; lop3.b32 m, m, {_pair(0x4444)}, {_pair(0x3210)}, 0xEA;"]
     text += [f"and.b32 n, n, {_pair(0x7777)};"]
@@ -174,13 +203,22 @@ def e2m1_asm_text(shift: int) -> str:
 
 
 @triton.jit
-def looked_up(words, high, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr, ASM: tl.constexpr):
+def looked_up(words, high, tables, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr, ASM: tl.constexpr):
     """Return offset + level of one plane of channels whose levels are in a table."""
     TYPE: tl.constexpr = tl.float16 if T.half else tl.bfloat16
     EXPONENT: tl.constexpr = exponent_of(T)
     if ASM and is_signed(T):
         SIGNED_TEXT: tl.constexpr = e2m1_asm_text(shift_of(T.low, PLACE, T.planes, k))
         levels = tl.inline_asm_elementwise(SIGNED_TEXT, "=r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+    elif ASM and T.learned > 0:
+        LEARNED_TEXT: tl.constexpr = look_up_asm_text((), T.bits, PLACE, EXPONENT)
+        found = tl.inline_asm_elementwise(
+            LEARNED_TEXT, "=r,=r,=r,=r,r,r,r,r,r,r,r,r,r,r",
+            [words, high, tables[T.first_word], tables[T.first_word + 1], tables[T.first_word + 2],
+             tables[T.first_word + 3]],
+            dtype=(tl.float16,) * 4, is_pure=True, pack=2,
+        )  # fmt: skip
+        levels = found[k]
     elif ASM:  # the same for all planes, so that the compiler does it once
         TEXT: tl.constexpr = look_up_asm_text(T.table, T.bits, PLACE, EXPONENT)
         if T.half:
@@ -196,18 +234,22 @@ def looked_up(words, high, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr
         codes = plane_codes(words, high, PLACE, k, T)
         bits = codes & 0
         for code in tl.static_range(codes_of_table(T)):
-            bits = tl.where(codes == code, bits_of_code(T, code), bits)
+            if T.learned > 0:
+                bits = tl.where(codes == code, (learned_level(tables, code, T) | EXPONENT).to(bits.dtype), bits)
+            else:
+                bits = tl.where(codes == code, bits_of_code(T, code), bits)
         levels = bits.to(tl.uint16).to(TYPE, bitcast=True)
     return levels
 
 
 @triton.jit
-def plane_levels(words, high, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr, ASM: tl.constexpr):
+def plane_levels(words, high, tables, PLACE: tl.constexpr, k: tl.constexpr, T: tl.constexpr, ASM: tl.constexpr):
     """Return offset + level of the codes of channel plane *k* and of the token at PLACE of their words.
 
     Args:
         words: uint16, those of the plane of low bits.
         high: Those of the plane of high bits; anything where there is none.
+        tables: What `level_tables` returned.
         PLACE: Of the token in the plane whose words hold most tokens.
         k: Of `T.planes`.
         T: How the tensor is coded.
@@ -217,7 +259,7 @@ def plane_levels(words, high, PLACE: tl.constexpr, k: tl.constexpr, T: tl.conste
     HIGH: tl.constexpr = T.high.bits
     SHIFT: tl.constexpr = shift_of(T.low, PLACE, T.planes, k)
     if codes_of_table(T) > 0:
-        levels = looked_up(words, high, PLACE, k, T, ASM)
+        levels = looked_up(words, high, tables, PLACE, k, T, ASM)
     elif HIGH == 0:
         levels = unpack(words, SHIFT, LOW, ASM)
     elif ASM:

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define KVPLAN_ABI_VERSION 3
+#define KVPLAN_ABI_VERSION 4
 
 enum { KVPLAN_BF16 = 0, KVPLAN_FP16 = 1, KVPLAN_FP32 = 2 };
 
@@ -31,12 +31,13 @@ struct kvplan_tensor {
   int32_t bits;                 // of a code, or 16 for values
   int32_t low_bits, high_bits;  // of its planes; 0 where there is one
   int32_t map, fit, number;     // what a code stands for, how it is chosen, the type of a group's numbers
-  int32_t numbers;              // of a group: scale and minimum, scale, none
+  int32_t numbers;              // stored of a group: scale and minimum, scale, none: its scale is 1
   int32_t level_count;          // of a table
   int32_t lower_ties;           // bit i: halfway between levels i and i + 1 the lower is taken
   float unit, centre;           // of levels: value = (level - centre) * unit * scale without a minimum
   float extent, power;          // the largest value that a scale of 1 reaches, and the power of two in it
   float middle;                 // half of the largest level
+  float steps;                  // levels from the least to the largest element of a group that stores both
   uint8_t table[16], ranked[16];  // the level of each code, the code of each level from the lowest on
   float middles[16];              // between one level and the next, from the centre
   int32_t per_channel;     // tokens of a channel share a scale

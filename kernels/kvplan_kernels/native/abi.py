@@ -22,13 +22,22 @@ from kvplan_kernels.format import (
     check_kernel,
 )
 from kvplan_kernels.layout import KVLayout, Order
+from kvplan_kernels.tensor_format import Levels
 
-ABI_VERSION: Final = 3
+ABI_VERSION: Final = 4
 OUTSIDE: Final = -2
 OUT_OF_MEMORY: Final = -3
 
 FLOAT_TYPE: Final = {FloatType.BF16: 0, FloatType.FP16: 1}
-MAP: Final = {Code.INTEGER: 0, Code.E2M1: 1, Code.IQ4_NL: 1, Code.LLOYD_MAX: 1, Code.E4M3: 2, Code.E5M2: 3}
+MAP: Final = {
+    Code.INTEGER: 0,
+    Code.E2M1: 1,
+    Code.IQ4_NL: 1,
+    Code.LLOYD_MAX: 1,
+    Code.LEARNED: 1,
+    Code.E4M3: 2,
+    Code.E5M2: 3,
+}
 NUMBER: Final = {Number.FP16: 0, Number.BF16: 1, Number.FP32: 2, Number.E4M3: 3, Number.E8M0: 4}
 FIT: Final = {
     Fit.RANGE: 0,
@@ -55,7 +64,7 @@ class TensorLayout(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int32, "bits low_bits high_bits map fit number numbers level_count lower_ties"),
-        *_fields(c_float, "unit centre extent power middle"),
+        *_fields(c_float, "unit centre extent power middle steps"),
         ("table", c_uint8 * TABLE_LEVELS),
         ("ranked", c_uint8 * TABLE_LEVELS),
         ("middles", c_float * TABLE_LEVELS),
@@ -142,13 +151,17 @@ def declare(library: ctypes.CDLL) -> None:
         function.restype = c_int64
 
 
-@lru_cache(maxsize=64)
-def layout_struct(layout: KVLayout) -> Layout:
-    """Return *layout* as the kernels read it.
+def layout_struct(cache: LayerCache) -> Layout:
+    """Return the layout of *cache*, and what its codes stand for, as the kernels read it.
 
     Raises:
-        UnsupportedError: They read no such codes.
+        UnsupportedError: They read no such codes, or what they stand for was not learned.
     """
+    return _layout_struct(cache.layout, cache.learned_levels.get("k"), cache.learned_levels.get("v"))
+
+
+@lru_cache(maxsize=256)
+def _layout_struct(layout: KVLayout, key_levels: Levels | None, value_levels: Levels | None) -> Layout:
     check_kernel("cpu", layout.format)
     if layout.order is not Order.LANES:
         raise UnsupportedError(f"the CPU kernels read codes in lanes, the cache holds them in {layout.order}")
@@ -171,14 +184,15 @@ def layout_struct(layout: KVLayout) -> Layout:
         sink_bytes=layout.sink_bytes,
         ring_head_bytes=layout.ring_bytes // layout.kv_heads,
         sink_head_bytes=layout.sink_bytes // layout.kv_heads,
-        key=_tensor_struct(layout, "k", layout.format.key, ring_offset=0, sink_offset=0),
-        value=_tensor_struct(layout, "v", layout.format.value, ring_offset=key_row, sink_offset=value_row),
+        key=_tensor_struct(layout, "k", key_levels, ring_offset=0, sink_offset=0),
+        value=_tensor_struct(layout, "v", value_levels, ring_offset=key_row, sink_offset=value_row),
     )
 
 
 def _tensor_struct(
-    layout: KVLayout, prefix: str, tensor: TensorFormat, *, ring_offset: int, sink_offset: int
+    layout: KVLayout, prefix: str, learned: Levels | None, *, ring_offset: int, sink_offset: int
 ) -> TensorLayout:
+    tensor = layout.format.key if prefix == "k" else layout.format.value
     if tensor.axis is Axis.CHANNEL and tensor.group_size is None:
         raise UnsupportedError(f"format {layout.format}: a group size is needed where tokens share a scale")
     flush = layout.format.key_flush if prefix == "k" else layout.format.value_flush
@@ -193,7 +207,7 @@ def _tensor_struct(
         fit=FIT[tensor.fit],
         number=NUMBER[tensor.number],
         numbers=len(tensor.metadata),
-        **_level_fields(tensor),
+        **_level_fields(tensor, learned),
         per_channel=tensor.axis is Axis.CHANNEL,
         group=group if tensor.axis is Axis.CHANNEL else min(group, layout.head_dim),
         keep_tokens=flush.keep_tokens,
@@ -208,19 +222,20 @@ def _tensor_struct(
     )
 
 
-def _level_fields(tensor: TensorFormat) -> dict[str, Any]:
+def _level_fields(tensor: TensorFormat, learned: Levels | None) -> dict[str, Any]:
     """Return the fields that say what codes stand for."""
     if not tensor.quantized or tensor.code.is_float:
         return {}
     if MAP[tensor.code] == MAP[Code.E2M1] and tensor.planes not in TABLE_PLANES:
         raise UnsupportedError(f"codes of {tensor.bits} bits that name levels of a table have no CPU kernel")
-    levels = tensor.levels
+    levels = learned or tensor.levels
     fields = {
         "unit": levels.unit,
         "centre": levels.centre,
         "extent": levels.extent,
-        "power": 2.0 ** math.floor(math.log2(levels.extent)) if levels.extent else 0.0,
+        "power": 2.0 ** math.floor(math.log2(levels.extent)) if levels.extent > 0 else 0.0,
         "middle": max(levels.table) / 2,
+        "steps": levels.steps,
     }
     if MAP[tensor.code] == MAP[Code.INTEGER]:
         return fields

@@ -12,7 +12,7 @@ struct alignas(64) Expanded {
 };
 
 INLINE bool tensor_expands(const kvplan_tensor &t) {
-  return t.bits < 16 && (!codes_direct(t) || (t.numbers && !numbers_direct(t)));
+  return t.bits < 16 && (!codes_direct(t) || (has_scale(t) && !numbers_direct(t)));
 }
 
 // To the second level what a run's planes hold.
@@ -89,7 +89,7 @@ INLINE void poison_value(const Shape &s, const Planes &p, uint8_t *words) {
 
 INLINE void expand_key(const Shape &s, Tile &t, Expanded &x) {
   const kvplan_tensor &k = s.layout->key;
-  if (k.numbers && !numbers_direct(k)) expand_key_numbers(s, t, x);
+  if (has_scale(k) && !numbers_direct(k)) expand_key_numbers(s, t, x);
   if (codes_direct(k)) return;
   const WriteLevels write = choose_levels(k);
   for (int j = 0; j < t.runs; j++) {
@@ -107,7 +107,7 @@ INLINE void expand_key(const Shape &s, Tile &t, Expanded &x) {
 INLINE void expand_value(const Shape &s, Tile &t, Expanded &x) {
   const kvplan_tensor &v = s.layout->value;
   const int64_t stride = 4 * s.dim;
-  if (v.numbers && !numbers_direct(v))
+  if (has_scale(v) && !numbers_direct(v))
     for (int j = 0; j < t.runs; j++) {
       expand_token_numbers(s, v, s.value_groups, j, t.value_scale[j], t.value_minimum[j], x.value_scale,
                            x.value_minimum);

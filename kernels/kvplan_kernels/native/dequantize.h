@@ -50,7 +50,7 @@ void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
   for (int c = 0; c < d.dim; c++) {
     const I quad = iload(levels + 64 * (c / 4));
     if (t.per_channel) n = {fset(scales[c]), fset(minima[c])};
-    else if (t.numbers && c % t.group == 0) n = token_numbers(d, t, h, c / t.group);
+    else if (has_scale(t) && c % t.group == 0) n = token_numbers(d, t, h, c / t.group);
     fstore(x[c], is_float(t) ? code_float(t, quad, c % 4) : level_value(quad, c % 4, n.scale, n.minimum));
   }
 }
@@ -109,7 +109,7 @@ void dequantize_value_any(const Dequantize &d, const Held &h, Mask lanes, uint16
   choose_levels(t)(t, value_planes(t, d.dim, h.slab, h.in_page), 4, d.vectors, d.tail, levels, 4 * d.dim);
   for (int v = 0; v < d.vectors; v++) {
     float scales[LANES] = {}, minima[LANES] = {};
-    if (t.numbers) {
+    if (has_scale(t)) {
       const Numbers n = token_numbers(d, t, h, v * LANES / t.group);
       fstore(scales, n.scale);
       fstore(minima, n.minimum);

@@ -109,12 +109,16 @@ INLINE void fit_scaled(const kvplan_tensor &t, const Elements &e, F scale, float
   for (int i = 0; i < e.count; i++) fstore(codes + LANES * i, nearest_code(t, quotient(e.at(i), step)));
 }
 
+INLINE void fit_fixed(const kvplan_tensor &t, const Elements &e, float *codes) {
+  for (int i = 0; i < e.count; i++) fstore(codes + LANES * i, nearest_code(t, fdiv(e.at(i), fset(t.unit))));
+}
+
 INLINE void fit_range(const kvplan_tensor &t, const Elements &e, F scale, F low, float *codes) {
   const F step = number_float(number_bits(scale, t.number), t.number);
   const F minimum = number_float(number_bits(low, t.number), t.number);
-  const float most = (float)((1 << t.bits) - 1);
   for (int i = 0; i < e.count; i++) {
-    const F code = clamped(fround(fdiv(fsub(e.at(i), minimum), step)), most);
+    const F height = fdiv(fsub(e.at(i), minimum), step);
+    const F code = t.map == KVPLAN_MAP_TABLE ? nearest_code(t, height) : clamped(fround(height), t.steps);
     fstore(codes + LANES * i, fselect(fequal(step, fzero()), fzero(), code));
   }
 }
@@ -192,11 +196,13 @@ void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted 
   case KVPLAN_FIT_Q8_0: scale = fit_q8_0(e, codes); break;
   case KVPLAN_FIT_Q5_0: scale = fit_q5_0(t, e, codes); break;
   case KVPLAN_FIT_IQ4_NL: scale = fit_iq4_nl(t, e, codes); break;
-  case KVPLAN_FIT_NONE: break;
+  case KVPLAN_FIT_NONE:
+    if (!is_float(t)) fit_fixed(t, e, codes);
+    break;
   case KVPLAN_FIT_RANGE:
   case KVPLAN_FIT_Q5_1:
     least_and_largest(e, &low, &high);
-    scale = fdiv(fsub(high, low), fset((float)((1 << t.bits) - 1)));
+    scale = fdiv(fsub(high, low), fset(t.steps));
     if (t.fit == KVPLAN_FIT_RANGE) fit_range(t, e, scale, low, codes);
     else fit_q5_1(t, e, scale, low, codes);
   }
@@ -209,7 +215,7 @@ void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted 
   for (int i = 0; i < 2; i++) found->numbers[i] = iselect(found->sound, found->numbers[i], poison);
   for (int i = 0; i < e.count; i++) {
     float *at = codes + LANES * i;
-    if (t.fit == KVPLAN_FIT_NONE) {
+    if (is_float(t)) {
       const I code = t.map == KVPLAN_MAP_E5M2 ? e5m2_bits(e.at(i)) : e4m3_bits(e.at(i));
       fstore(at, itof(iselect(found->sound, code, iset(0x7f))));
     } else {

@@ -50,12 +50,14 @@ struct Numbers {
 };
 INLINE Numbers numbers_load(const kvplan_tensor &t, const uint8_t *scale, const uint8_t *minimum) {
   Numbers n;
-  n.scale = fmul(number_load(scale, t.number), fset(t.unit));
+  n.scale = t.numbers ? fmul(number_load(scale, t.number), fset(t.unit)) : fset(t.unit);
   n.minimum = t.numbers == 2 ? number_load(minimum, t.number) : fmul(n.scale, fset(-t.centre));
   return n;
 }
 
 INLINE bool is_float(const kvplan_tensor &t) { return t.map == KVPLAN_MAP_E4M3 || t.map == KVPLAN_MAP_E5M2; }
+// Whether groups have a scale, stored or not: floats of a byte do without.
+INLINE bool has_scale(const kvplan_tensor &t) { return t.bits < 16 && !is_float(t); }
 // Whether codes are levels of 8, 4 or 2 bits as they lie, and whether numbers are fp16 as they lie.
 INLINE bool codes_plain(const kvplan_tensor &t) {
   return t.map == KVPLAN_MAP_INTEGER && !t.high_bits && t.low_bits != 1;
