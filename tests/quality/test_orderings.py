@@ -64,7 +64,7 @@ def test_uneven_levels_lose_less_than_even_ones_at_3_bits(divergence: dict[str, 
 
 def test_levels_that_are_learned_by_sensitivity_lose_less_than_even_ones(divergence: dict[str, float]) -> None:
     """The same table: nuq3 below int3, at the same bits but for a table a layer."""
-    assert divergence["nuq3"] < 0.9 * divergence["int3"]
+    assert divergence["nuq3"] < 0.97 * divergence["int3"]
 
 
 def test_outliers_beside_the_codes_help(divergence: dict[str, float]) -> None:
