@@ -6,6 +6,7 @@ rotates where it reads queries and writes outputs, so that only the fold is arou
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -49,6 +50,14 @@ def _asked(query: Tensor, side: Side, kv_heads: int) -> Tensor:
 def _told(output: Tensor, side: Side, kv_heads: int) -> Tensor:
     """Return the output [..., query_heads, head_dim] of values to which *side* is done."""
     return _ungrouped(side.read(_grouped(output, kv_heads))) if side.asks else output
+
+
+def _untold(query: Tensor, side: Side, options: AttentionOptions, kv_heads: int) -> Tensor | float:
+    """Return what taking an offset from the keys takes from every score of a query, [batch, queries, query_heads]."""
+    if side.offset is None:
+        return 0.0
+    products = (_grouped(query.to(torch.float32), kv_heads) * side.offset).sum(-1)
+    return options.scale * products.transpose(-2, -1).flatten(-2)
 
 
 def _grouped(heads: Tensor, kv_heads: int) -> Tensor:
@@ -96,7 +105,8 @@ def transforming_decode(rotate: Rotate | None) -> Callable[[Operation], Operatio
             result: DecodeResult = decode(cache, batch, asked, options, **named)
             output = _rotated(result.output, layout, rotate)
             output = _told(output, cache.fold.value, layout.kv_heads)
-            return DecodeResult(output=output, received=result.received)
+            lse = None if result.lse is None else result.lse + _untold(query, cache.fold.key, options, layout.kv_heads)
+            return replace(result, output=output, lse=lse)
 
         return cast(Operation, transformed)
 

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define KVPLAN_ABI_VERSION 4
+#define KVPLAN_ABI_VERSION 5
 
 enum { KVPLAN_BF16 = 0, KVPLAN_FP16 = 1, KVPLAN_FP32 = 2 };
 
@@ -81,6 +81,7 @@ struct kvplan_decode_call {
   int64_t query_stride_sequence, query_stride_query, query_stride_head;
   float *output;             // contiguous, same shape
   float *received;           // [sequences, query_heads, received_tokens] or null
+  float *lse;                // [sequences, queries, query_heads] or null
   const float *sink_logits;  // [query_heads] or null
   const int32_t *positions;  // [sequences, queries] or null
   int64_t received_tokens;

@@ -24,7 +24,7 @@ from kvplan_kernels.format import (
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.tensor_format import Levels
 
-ABI_VERSION: Final = 4
+ABI_VERSION: Final = 5
 OUTSIDE: Final = -2
 OUT_OF_MEMORY: Final = -3
 
@@ -119,7 +119,7 @@ class DecodeCall(ctypes.Structure):
     _fields_ = [
         *_fields(c_void_p, "query"),
         *_fields(c_int64, "query_stride_sequence query_stride_query query_stride_head"),
-        *_fields(c_void_p, "output received sink_logits positions"),
+        *_fields(c_void_p, "output received lse sink_logits positions"),
         *_fields(c_int64, "received_tokens"),
         *_fields(c_int32, "query_type queries query_heads window"),
         *_fields(c_float, "scale softcap"),
