@@ -11,7 +11,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from kvplan_kernels.tensor_format import Fit, Levels
+from kvplan_kernels.tensor_format import Fit, Levels, TensorFormat
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,18 @@ class Fitted:
     code: Callable[..., Tensor]
 
 
-def _least_to_largest(rows: Tensor, steps: int) -> tuple[Tensor, Tensor]:
+def _least_to_largest(rows: Tensor, steps: int, clip: float = 1.0) -> tuple[Tensor, Tensor]:
     """Return minimum and scale; a minimum of -0 is +0, whichever zero came first."""
-    low, high = rows.amin(-1) + 0.0, rows.amax(-1) + 0.0
+    low, high = rows.amin(-1) * clip + 0.0, rows.amax(-1) * clip + 0.0
     return low, (high - low) / steps
 
 
-def _range(rows: Tensor, levels: Levels) -> Fitted:
-    low, scale = _least_to_largest(rows, levels.steps)
+def _clip(tensor: TensorFormat) -> float:
+    return tensor.clip_percent / 100
+
+
+def _range(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
+    low, scale = _least_to_largest(rows, levels.steps, _clip(tensor))
 
     def code(scale: Tensor, minimum: Tensor) -> Tensor:
         step = scale.unsqueeze(-1)
@@ -66,22 +70,22 @@ def _scaled(rows: Tensor, levels: Levels, number: Tensor) -> Fitted:
     return Fitted((number,), code)
 
 
-def _absmax(rows: Tensor, levels: Levels) -> Fitted:
-    return _scaled(rows, levels, rows.abs().amax(-1) / levels.extent)
+def _absmax(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
+    return _scaled(rows, levels, rows.abs().amax(-1) * _clip(tensor) / levels.extent)
 
 
-def _fixed(rows: Tensor, levels: Levels) -> Fitted:
+def _fixed(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """Return codes by a scale of 1: what lies outside becomes the outermost level."""
     return Fitted((), lambda: nearest_codes(rows / levels.unit, levels))
 
 
-def _power(rows: Tensor, levels: Levels) -> Fitted:
+def _power(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """OCP Microscaling Formats 1.0, section 6.3: the largest power of two in the group over that in the code."""
     most = 2.0 ** torch.tensor(levels.extent).log2().floor()
     return _scaled(rows, levels, rows.abs().amax(-1) / most)
 
 
-def _norm(rows: Tensor, levels: Levels) -> Fitted:
+def _norm(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """As TurboQuant's caches in vLLM: a norm of the group, over that of the levels that were chosen for it."""
     size = rows.shape[-1]
     norm = _in_order(rows * rows).sqrt()
@@ -111,7 +115,7 @@ def _signed_largest(rows: Tensor) -> Tensor:
     return rows.gather(-1, rows.abs().argmax(-1, keepdim=True)).squeeze(-1)
 
 
-def _q8_0(rows: Tensor, levels: Levels) -> Fitted:
+def _q8_0(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_q8_0_ref: halves are rounded away from 0."""
     scale = rows.abs().amax(-1) / 127
     values = rows * _reciprocal(scale)
@@ -120,7 +124,7 @@ def _q8_0(rows: Tensor, levels: Levels) -> Fitted:
     return Fitted((scale,), lambda stored: exact.clamp(-128, 127) + 128)
 
 
-def _q5_0(rows: Tensor, levels: Levels) -> Fitted:
+def _q5_0(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_q5_0_ref and quantize_row_q4_0_ref."""
     half = len(levels.table) // 2
     scale = _signed_largest(rows) / -half
@@ -128,14 +132,14 @@ def _q5_0(rows: Tensor, levels: Levels) -> Fitted:
     return Fitted((scale,), lambda stored: codes)
 
 
-def _q5_1(rows: Tensor, levels: Levels) -> Fitted:
+def _q5_1(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_q5_1_ref and quantize_row_q4_1_ref."""
     low, scale = _least_to_largest(rows, levels.steps)
     codes = ((rows - low.unsqueeze(-1)) * _reciprocal(scale) + 0.5).trunc().clamp(0, levels.steps)
     return Fitted((scale, low), lambda scale, minimum: codes)
 
 
-def _iq4_nl(rows: Tensor, levels: Levels) -> Fitted:
+def _iq4_nl(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """llama.cpp, quantize_row_iq4_nl_ref: codes first, then the scale that is best for them, squares weighing most."""
     first = _signed_largest(rows) / (levels.table[0] - levels.centre)
     codes = nearest_codes(rows * _reciprocal(first), levels)
@@ -145,7 +149,7 @@ def _iq4_nl(rows: Tensor, levels: Levels) -> Fitted:
     return Fitted((torch.where(squares > 0, products / squares, 0.0),), lambda stored: codes)
 
 
-FITS: Final[Mapping[Fit, Callable[[Tensor, Levels], Fitted]]] = {
+FITS: Final[Mapping[Fit, Callable[[Tensor, TensorFormat, Levels], Fitted]]] = {
     Fit.RANGE: _range,
     Fit.ABSMAX: _absmax,
     Fit.POWER: _power,

@@ -234,11 +234,12 @@ _ALIASES: Final = {f"int{bits}": f"k{bits}v{bits}" for bits in KEY_VALUE_BITS} |
 }
 _KEPT: Final = r"(?:-r(?P<residual>[0-9]{1,7}))?(?:-s(?P<sinks>[0-9]{1,7}))?"
 _NUMBERS: Final = "|".join(Number)
-_GROUPED: Final = rf"(?:-g(?P<group>[0-9]{{1,4}}))?(?:-m(?P<number>{_NUMBERS}))?"
+_GROUPED: Final = rf"(?:-g(?P<group>[0-9]{{1,4}}))?(?:-m(?P<number>{_NUMBERS}))?(?:-c(?P<clip>[1-9][0-9]))?"
 _GRAMMAR: Final = re.compile(
     r"(?P<fit>sym-)?(?P<family>kivi-paper-|kivi-)?k(?P<key>[0-9]{1,3})v(?P<value>[0-9]{1,3})" + _GROUPED + _KEPT
 )
 _SYMMETRIC: Final = "sym-"
+_WHOLE_PERCENT: Final = 100
 _TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>[0-9]{{1,3}})" + _GROUPED)
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 TIERS: Final = "tiers-"
@@ -360,7 +361,14 @@ def _grouped(name: str, match: re.Match[str], label: str, bits: int, axis: Axis)
         raise UnsupportedError(
             f"format {name!r}: a power of two is no minimum and a coarse scale; mxfp4 is made for it"
         )
-    return TensorFormat(bits=bits, axis=axis, group_size=group, fit=fit, number=Number(match["number"] or Number.FP16))
+    return TensorFormat(
+        bits=bits,
+        axis=axis,
+        group_size=group,
+        fit=fit,
+        number=Number(match["number"] or Number.FP16),
+        clip_percent=int(match["clip"] or 100),
+    )
 
 
 def _build(name: str, match: re.Match[str]) -> CacheFormat:
@@ -421,7 +429,8 @@ def _fit_name(tensor: TensorFormat) -> str:
 
 def _group_name(tensor: TensorFormat) -> str:
     group = f"-g{tensor.group_size}" if tensor.group_size else ""
-    return group + (f"-m{tensor.number}" if tensor.number is not Number.FP16 else "")
+    number = f"-m{tensor.number}" if tensor.number is not Number.FP16 else ""
+    return group + number + (f"-c{tensor.clip_percent}" if tensor.clip_percent != _WHOLE_PERCENT else "")
 
 
 _KERNEL_TAKES: Final[Mapping[str, Callable[[TensorFormat], bool]]] = {}

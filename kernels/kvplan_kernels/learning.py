@@ -32,6 +32,7 @@ from kvplan_kernels.seen import Seen
 
 SMOOTHING_EXPONENT: Final = 0.5
 """Of the largest key of a channel: QServe, arXiv 2405.04532, section 4.2, which found no better one."""
+_NOTHING: Final = 1e-30
 _TAIL: Final = 0.005
 """Of the keys of a channel, on either side."""
 
@@ -141,8 +142,8 @@ class _Usual:
 
 
 def _above_zero(largest: Tensor) -> Tensor:
-    """Return *largest* with 1 for 0: what never held anything is left as it is."""
-    return torch.where(largest > 0, largest, 1.0)
+    """Return *largest* with 1 where next to nothing was held, by which nothing can be divided."""
+    return torch.where(largest > _NOTHING, largest, 1.0)
 
 
 _OF_TRANSFORMS: Final[Mapping[Lesson, Callable[[], Learner]]] = {

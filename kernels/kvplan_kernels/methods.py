@@ -29,13 +29,17 @@ METHODS: Final = {
     "kivi-4": Method("kivi-paper-k4v4-g32-r128", "Liu et al. 2024, KIVI, arXiv 2402.02750, in 4 bits"),
     "flexgen-4": Method("k4v4-g64", "Sheng et al. 2023, FlexGen, arXiv 2303.06865: groups of 64 channels"),
     "atom-4": Method("k4v4-g128", "Zhao et al. 2023, Atom, arXiv 2310.19102: groups of 128 channels"),
-    "quarot-4": Method("had-k4v4-g128", "Ashkboos et al. 2024, QuaRot, arXiv 2404.00456, without its clipping"),
+    "quarot-4": Method("had-k4v4-g128-c95", "Ashkboos et al. 2024, QuaRot, arXiv 2404.00456: clipped to 0.95"),
     "spinquant-4": Method("had-k4v4-g128", "Liu et al. 2024, SpinQuant, arXiv 2405.16406: its rotation R3"),
     "qserve-4": Method("smooth-int4", "Lin et al. 2024, QServe, arXiv 2405.04532: SmoothAttention, per token and head"),
     "skvq-2": Method(
-        "order-k2v2-g32-me4m3-r128-s5",
+        "order-k2v2-g32-me4m3-c96-r128-s5",
         "Duanmu et al. 2024, SKVQ, arXiv 2405.06219: FP8 scale and minimum; groups of 32, since channels are ordered "
-        "within a head, K after RoPE, without its clipping",
+        "within a head, K after RoPE, clipped to 0.96 everywhere",
+    ),
+    "smoothquant-kv8": Method(
+        "scaled-tensor-static-int8",
+        "Xiao et al. 2023, SmoothQuant, arXiv 2211.10438: static, one calibrated scale for K and one for V of a layer",
     ),
     "diffkv-high": Method("k8v4-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the high tier alone"),
     "diffkv-low": Method("k4v2-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the low tier alone"),

@@ -61,7 +61,7 @@ def _quantize_floats(values: Tensor, tensor: TensorFormat) -> Quantized:
 def _quantize_groups(values: Tensor, tensor: TensorFormat, levels: Levels) -> Quantized:
     grouped, dim = _grouped(values, tensor)
     rows = grouped.movedim(dim, -1)
-    fitted = FITS[tensor.fit](rows, levels)
+    fitted = FITS[tensor.fit](rows, tensor, levels)
     stored = [scales.encode(number, tensor.number) for number in fitted.numbers]
     decoded = [scales.decode(number, tensor.number) for number in stored]
     poison = ~rows.isfinite().all(-1)

@@ -219,6 +219,8 @@ class TensorFormat:
         code: What the codes stand for.
         fit: How a group is coded.
         number: The type of a group's scale and minimum.
+        clip_percent: How much of a group's least and largest element the codes reach, by `Fit.RANGE` and `Fit.ABSMAX`:
+            what lies beyond is cut off, and the rest has finer steps.
     """
 
     bits: int
@@ -227,6 +229,7 @@ class TensorFormat:
     code: Code = Code.INTEGER
     fit: Fit = Fit.RANGE
     number: Number = Number.FP16
+    clip_percent: int = 100
 
     @property
     def quantized(self) -> bool:
@@ -235,10 +238,16 @@ class TensorFormat:
 
     @property
     def most(self) -> float | None:
-        """The largest number that a code stands for; None where groups have a scale of their own, or no codes."""
-        if not self.quantized or self.fit is not Fit.NONE:
+        """The largest number that is stored; None where a group's own scale reaches any, or there are no codes.
+
+        >>> STORED["nvfp4"].most, STORED["static-int8"].most
+        (2688.0, 1.0)
+        """
+        if not self.quantized or not (self.fit is Fit.NONE or self.number is Number.E4M3):
             return None
-        return _FLOAT_MOST.get(self.code, 1.0)
+        if self.fit is Fit.ABSMAX:
+            return E4M3_MAX * self.levels.extent
+        return _FLOAT_MOST.get(self.code, 1.0) if self.fit is Fit.NONE else None
 
     @property
     def learned(self) -> bool:

@@ -20,6 +20,7 @@ _KEYS_FIRST: Final = "more bits for keys than for values: KV-AdaQuant, arXiv 250
 
 _LLOYD_MAX: Final = "Max 1960, Quantizing for minimum distortion"
 _LLAMA_CPP: Final = "llama.cpp"
+_LEARNED: Final = "levels learned by sensitivity, for K and V of a layer: Hooper et al. 2024, KVQuant, arXiv 2401.18079"
 _BLOCKS: Final = "llama.cpp's block of 32 channels: the values of its reference functions, bit for bit"
 _ROTATED: Final = "int4 of keys and values rotated head by head: Ashkboos et al. 2024, QuaRot, arXiv 2404.00456"
 
@@ -41,10 +42,13 @@ FORMATS: Final = {
     "unbias-int4": "keys less their mean, which softmax does not see",
     "order-k2v2-g32-r128-s5": "channel reorder of SKVQ: Duanmu et al. 2024, arXiv 2405.06219",
     "nvfp4": "NVIDIA's FP4: E2M1 and an E4M3 scale for 16 channels, without one for the tensor",
+    "scaled-tensor-nvfp4": "NVIDIA's FP4 with a calibrated scale for K and for V of a layer, as TensorRT-LLM has it",
     "mxfp4": "OCP Microscaling Formats 1.0, MXFP4: E2M1 and a power of two for 32 channels",
     "fp4_e2m1": "SGLang's fp4_e2m1: E2M1 and a power of two for 16 channels",
     "lloyd4": f"levels of a normal distribution: {_LLOYD_MAX}",
     "int3-g64": "planes of 2 bits and 1, one scale and minimum for 64 channels of a token",
+    "nuq4": _LEARNED,
+    "nuq3": _LEARNED,
     "lloyd3": f"levels of a normal distribution: {_LLOYD_MAX}",
     "k4v2-g64": _KEYS_FIRST,
     "int2": "one scale and minimum a token and head",

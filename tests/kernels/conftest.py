@@ -18,6 +18,7 @@ from kvplan_kernels.inputs import Inputs
 from kvplan_kernels.native import loader
 from kvplan_kernels.quantize import dequantize_codes, quantize
 from kvplan_kernels.sequence import sequences
+from kvplan_kernels.tensor_format import Levels
 
 NEAR_EXACT = {"cpu": {Data.NEGATIVE}, "triton": {Data.NEGATIVE, Data.EXTREME, Data.TIES}}
 """Data that quantizing hardly changes, so that the operands' rounding is more than a tenth of it."""
@@ -63,12 +64,12 @@ def _language_patched_once_a_launch() -> Iterator[None]:
         yield
 
 
-def read_back(values: Tensor, tensor: TensorFormat) -> Tensor:
+def read_back(values: Tensor, tensor: TensorFormat, levels: Levels | None) -> Tensor:
     """Return *values* [kv_heads, tokens, head_dim] as they are once all are quantized."""
     if not tensor.quantized:
         return values
-    coded = quantize(values, tensor)
-    return dequantize_codes(coded.codes, coded.metadata, tensor)
+    coded = quantize(values, tensor, levels)
+    return dequantize_codes(coded.codes, coded.metadata, tensor, levels)
 
 
 def positions_of(inputs: Inputs, queries: int) -> Tensor:
@@ -84,7 +85,8 @@ def quantization_error(inputs: Inputs, row: int) -> float:
     key, value = (t[:length].to(dtype).float().transpose(0, 1) for t in (inputs.key, inputs.value))
     query, positions = inputs.query[row].float(), positions_of(inputs, inputs.query.shape[1])[row]
     exact = attend(query, key, value, positions, inputs.options, inputs.sink_logits)[0]
-    key, value = read_back(key, form.key), read_back(value, form.value)
+    levels = inputs.cache.learned_levels
+    key, value = read_back(key, form.key, levels.get("k")), read_back(value, form.value, levels.get("v"))
     return float((attend(query, key, value, positions, inputs.options, inputs.sink_logits)[0] - exact).norm())
 
 

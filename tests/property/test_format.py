@@ -31,13 +31,14 @@ def formats(draw: st.DrawFn) -> CacheFormat:
     axis = Axis.CHANNEL if rule is ResidualRule.KIVI_PAPER else draw(st.sampled_from(Axis))
     groups = TOKEN_GROUPS if axis is Axis.CHANNEL else (*TOKEN_GROUPS, None)
     group, fit, number = draw(st.sampled_from(groups)), draw(st.sampled_from((Fit.RANGE, Fit.ABSMAX))), draw(NUMBERS)
+    clip = draw(st.integers(10, 100))
     bits = st.sampled_from(KEY_VALUE_BITS[: -1 if fit is Fit.ABSMAX else None])
     residual = draw(st.integers(0, 300))
     if rule is ResidualRule.KIVI_PAPER:
         residual = (group or 0) * draw(st.integers(1, 4))
     return CacheFormat(
-        key=TensorFormat(bits=draw(bits), axis=axis, group_size=group, fit=fit, number=number),
-        value=TensorFormat(bits=draw(bits), group_size=group, fit=fit, number=number),
+        key=TensorFormat(bits=draw(bits), axis=axis, group_size=group, fit=fit, number=number, clip_percent=clip),
+        value=TensorFormat(bits=draw(bits), group_size=group, fit=fit, number=number, clip_percent=clip),
         residual_tokens=residual,
         sink_tokens=draw(st.integers(0, 40)),
         rule=rule,
@@ -67,7 +68,7 @@ def test_transforms_are_named_in_order_or_refused(form: CacheFormat) -> None:
     found = parsed_or_reason(form.name)
     scales = {Transform.SCALED, Transform.SCALED_TENSOR, Transform.SCALED_CHANNEL} & set(form.transforms)
     grouped = any(tensor.axis is Axis.TOKEN and tensor.group_size for tensor in (form.key, form.value))
-    fixed = Fit.NONE in (form.key.fit, form.value.fit)
+    fixed = form.key.most is not None or form.value.most is not None
     refused = len(scales) > 1 or (scales and not fixed) or (Transform.ORDER in form.transforms and not grouped)
     moved = {Transform.ORDER, Transform.HADAMARD} & set(form.transforms)
     refused = refused or (Transform.SCALED_CHANNEL in scales and moved)

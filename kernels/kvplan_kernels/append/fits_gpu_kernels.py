@@ -135,6 +135,9 @@ def fit_extremes(low, high, nan, T: tl.constexpr):
     bad = nan > 0
     if T.number == "e4m3":  # has no infinity to tell
         bad = bad | ((tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf")) == 0)
+    if T.clip != 1.0:
+        low = low * T.clip
+        high = high * T.clip
     if has_minimum(T):
         low = low + 0.0  # a minimum of -0 is stored as +0
         scale = tl.math.div_rn(high + 0.0 - low, T.divisor)

@@ -73,6 +73,7 @@ class TensorGeometry(NamedTuple):
         middles: Of each of these but the last what lies halfway to the next, and whether that takes the former.
         fit: How a group is coded, the name of a `Fit`.
         divisor: What a fit divides a group's range, largest magnitude or norm by.
+        clip: What the codes reach of a group's least and largest element.
         number: The type of scales and minima, the name of a `Number`.
         whole: Whether codes are levels and each slice of a plane of channels lies in one group, so that the levels
             themselves are multiplied and scale and minimum come afterwards; codes become values first where not.
@@ -110,6 +111,7 @@ class TensorGeometry(NamedTuple):
     middles: tuple[tuple[float, bool], ...]
     fit: str
     divisor: float
+    clip: float
     number: str
     whole: bool
     wide: bool
@@ -311,6 +313,7 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
         middles=levels.middles if levels is not None and tabled else (),
         fit=str(tensor.fit),
         divisor=1.0 if levels is None else _divisor(tensor, levels, group),
+        clip=tensor.clip_percent / 100,
         number=str(tensor.number),
         whole=whole,
         wide=tensor.fit is not Fit.RANGE or tensor.number is not Number.FP16,

@@ -37,6 +37,7 @@ struct kvplan_tensor {
   float unit, centre;           // of levels: value = (level - centre) * unit * scale without a minimum
   float extent, power;          // the largest value that a scale of 1 reaches, and the power of two in it
   float middle;                 // half of the largest level
+  float clip;                   // of a group's least and largest element, what the codes reach
   float steps;                  // levels from the least to the largest element of a group that stores both
   uint8_t table[16], ranked[16];  // the level of each code, the code of each level from the lowest on
   float middles[16];              // between one level and the next, from the centre

@@ -64,7 +64,7 @@ class TensorLayout(ctypes.Structure):
 
     _fields_ = [
         *_fields(c_int32, "bits low_bits high_bits map fit number numbers level_count lower_ties"),
-        *_fields(c_float, "unit centre extent power middle steps"),
+        *_fields(c_float, "unit centre extent power middle clip steps"),
         ("table", c_uint8 * TABLE_LEVELS),
         ("ranked", c_uint8 * TABLE_LEVELS),
         ("middles", c_float * TABLE_LEVELS),
@@ -235,6 +235,7 @@ def _level_fields(tensor: TensorFormat, learned: Levels | None) -> dict[str, Any
         "extent": levels.extent,
         "power": 2.0 ** math.floor(math.log2(levels.extent)) if levels.extent > 0 else 0.0,
         "middle": max(levels.table) / 2,
+        "clip": tensor.clip_percent / 100,
         "steps": levels.steps,
     }
     if MAP[tensor.code] == MAP[Code.INTEGER]:

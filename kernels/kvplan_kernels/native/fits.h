@@ -185,7 +185,7 @@ void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted 
   F scale = fzero(), low = fzero(), high = fzero();
   switch (t.fit) {
   case KVPLAN_FIT_ABSMAX:
-    scale = fdiv(largest_magnitude(e), fset(t.extent));
+    scale = fdiv(fmul(largest_magnitude(e), fset(t.clip)), fset(t.extent));
     fit_scaled(t, e, scale, codes);
     break;
   case KVPLAN_FIT_POWER:
@@ -202,6 +202,8 @@ void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted 
   case KVPLAN_FIT_RANGE:
   case KVPLAN_FIT_Q5_1:
     least_and_largest(e, &low, &high);
+    low = fmul(low, fset(t.clip));
+    high = fmul(high, fset(t.clip));
     scale = fdiv(fsub(high, low), fset(t.steps));
     if (t.fit == KVPLAN_FIT_RANGE) fit_range(t, e, scale, low, codes);
     else fit_q5_1(t, e, scale, low, codes);
