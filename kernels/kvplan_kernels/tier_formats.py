@@ -84,7 +84,7 @@ class TieredFormat:
             UnsupportedError: Always.
         """
         raise UnsupportedError(
-            f"the {count} layers store their tokens in tiers, which takes formats, size, quality and recommend alone"
+            f"each of the {count} layers keeps its tokens in tiers of {len(self.tiers)} formats, and this is of one"
         )
 
     @property
@@ -106,6 +106,20 @@ class TieredFormat:
     def note_bytes(self) -> int:
         """Bytes of score and position of a token and head, for tokens that are placed again and again."""
         return 0 if self.score is Score.ONCE else SCORE_BYTES + POSITION_BYTES
+
+    @property
+    def bits(self) -> tuple[float, float]:
+        """Bits of a code of K and of V, the mean of the tokens before the window: none of a dropped one.
+
+        >>> parse_tiers("tiers-25-k8v4+50-k4v2").bits
+        (4.0, 2.0)
+        """
+        key = sum(tier.share * tier.form.key.bits for tier in self.tiers) / _PERCENT
+        return key, sum(tier.share * tier.form.value.bits for tier in self.tiers) / _PERCENT
+
+    def blocks(self, tokens: int, block_tokens: int, prompt_tokens: int | None = None) -> tuple[int, ...]:
+        """Return the pages of *block_tokens* that hold what `lengths` says of each tier."""
+        return tuple(-(-length // block_tokens) for length in self.lengths(tokens, prompt_tokens))
 
     def lengths(self, tokens: int, prompt_tokens: int | None = None) -> tuple[int, ...]:
         """Return how many of *tokens* tokens each tier holds, in every KV head.

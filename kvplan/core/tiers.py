@@ -38,9 +38,8 @@ class TieredLayout:
         return tuple(tier.block_bytes + self.block_tokens * self.note_bytes for tier in self.tiers)
 
     def blocks(self, tokens: int, prompt_tokens: int | None = None) -> tuple[int, ...]:
-        """Return the blocks of each tier of a sequence of *tokens*; see `TieredFormat.lengths`."""
-        lengths = self.form.lengths(tokens, prompt_tokens)
-        return tuple(tier.blocks(length) for tier, length in zip(self.tiers, lengths, strict=True))
+        """Return the blocks of each tier of a sequence of *tokens*; see `TieredFormat.blocks`."""
+        return self.form.blocks(tokens, self.block_tokens, prompt_tokens)
 
     def sequence_bytes(self, tokens: int, prompt_tokens: int | None = None) -> int:
         """Return the bytes allocated to a sequence of *tokens*."""
@@ -53,6 +52,16 @@ class TieredLayout:
             tier.logical_bytes(length) + length * self.note_bytes
             for tier, length in zip(self.tiers, lengths, strict=True)
         )
+
+    @cached_property
+    def elements(self) -> int:
+        """Elements of K and V of one token in all layers."""
+        return sum(2 * layout.kv_heads * layout.head_dim for layout in self.tiers[0].layers)
+
+    @property
+    def heads_max(self) -> int:
+        """KV heads of the layer that has most."""
+        return max(layout.kv_heads for layout in self.tiers[0].layers)
 
     def growth_bytes(self) -> float:
         """Return what one more token of a prompt adds to that once the window is full: the mean of a hundred."""
