@@ -102,7 +102,10 @@ class TieredRuntime(Server[TieredSequence]):
         return _TieredIntake(self, sequence)
 
     def reserve(self, sequence: TieredSequence, tokens: int) -> None:
-        """Give *sequence* the pages that *tokens* more need; see `Server.reserve`."""
+        """Give *sequence* the pages that *tokens* more need; see `Server.reserve`.
+
+        Where one tier has no room, the pages that others gave stay the sequence's and are freed with it.
+        """
         lengths = self.lengths(sequence, sequence.length + tokens)
         for pool, part, length in zip(self.pools, sequence.parts, lengths, strict=True):
             pool.grow(part, length - part.length)
