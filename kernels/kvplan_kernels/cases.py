@@ -133,8 +133,9 @@ STORED_NAMES: Final = (
     "k2v2-g64-me4m3", "k5v6-g128-mfp32", "nvfp4", "mxfp4", "nvfp4/mxfp4", "fp4_e2m1", "lloyd4", "lloyd3/int4", "lloyd2",
     "llama.cpp:q8_0", "llama.cpp:q5_1", "llama.cpp:q5_0", "llama.cpp:q4_1", "llama.cpp:q4_0", "llama.cpp:iq4_nl",
     "llama.cpp:q8_0/iq4_nl", "fp8_e5m2", "fp8_e5m2/int3-g16", "fp8_e4m3/sym-int4-g64", "kivi-k3v3-g32", "kivi-k1v5-g16",
-    "sym-kivi-k4v6-g64-mfp32", "nuq4/nuq3", "k4v3-g64-c80",
-    "sym-int4-c95", "nuq2/int4-g32", "static-int8/static-int4", "static-nuq3/nuq4",
+    "sym-kivi-k4v6-g64-mfp32", "nuq4/nuq3", "k4v3-g64-c80", "k4v2-g32-o2",
+    "sym-int4-c95", "nuq2/int4-g32", "static-int8/static-int4", "static-nuq3/nuq4-o1", "kivi-k2v2-g32-o1",
+    "fp8_e4m3/int4-o3",
 )  # fmt: skip
 """Ways to store in which every plane, map, fit and number occurs."""
 _FAMILIES: Final = ("", "kivi-", "kivi-paper-", "whole")

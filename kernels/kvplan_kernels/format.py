@@ -24,6 +24,7 @@ from kvplan_kernels.tensor_format import (
 
 __all__ = [
     "KEY_VALUE_BITS",
+    "OUTLIERS_MAX",
     "TOKEN_GROUPS",
     "Axis",
     "CacheFormat",
@@ -138,6 +139,8 @@ class CacheFormat:
         value: How V is stored.
         residual_tokens: Newest tokens kept in 16 bits (R).
         sink_tokens: First tokens kept in 16 bits (S).
+        outliers: Elements of largest magnitude of each quantized token and head, of K and of V, that lie beside its
+            codes: what the codes hold is cut at the magnitude that follows, and these add what was cut off.
         rule: When tokens leave the residual.
         float_type: The 16-bit type of an unquantized format; None where the model's own type is taken.
         transforms: What is done to keys and values before they are stored; each once, in the order of `Transform`.
@@ -147,6 +150,7 @@ class CacheFormat:
     value: TensorFormat
     residual_tokens: int = 0
     sink_tokens: int = 0
+    outliers: int = 0
     rule: ResidualRule = ResidualRule.GROUP
     float_type: FloatType | None = None
     transforms: tuple[Transform, ...] = ()
@@ -170,7 +174,7 @@ class CacheFormat:
         (<Transform.HADAMARD: 'had'>, 'nuq3/int4')
         """
         if isinstance(lesson, CodeTable):
-            return (*self.transforms, _stored_name(self))
+            return (*self.transforms, _stored_name(self) + (f"-o{self.outliers}" if self.outliers else ""))
         if lesson in _SCALES:
             return self.transforms
         return self.transforms[: self.transforms.index(lesson) + 1]
@@ -232,7 +236,7 @@ _UNQUANTIZED: Final = {str(t): _unquantized(t) for t in FloatType}
 _ALIASES: Final = {f"int{bits}": f"k{bits}v{bits}" for bits in KEY_VALUE_BITS} | {
     "kivi-paper": "kivi-paper-k2v2-g32-r128",  # KIVI's published settings: arXiv 2402.02750
 }
-_KEPT: Final = r"(?:-r(?P<residual>[0-9]{1,7}))?(?:-s(?P<sinks>[0-9]{1,7}))?"
+_KEPT: Final = r"(?:-o(?P<outliers>[0-9]{1,3}))?(?:-r(?P<residual>[0-9]{1,7}))?(?:-s(?P<sinks>[0-9]{1,7}))?"
 _NUMBERS: Final = "|".join(Number)
 _GROUPED: Final = rf"(?:-g(?P<group>[0-9]{{1,4}}))?(?:-m(?P<number>{_NUMBERS}))?(?:-c(?P<clip>[1-9][0-9]))?"
 _GRAMMAR: Final = re.compile(
@@ -240,6 +244,8 @@ _GRAMMAR: Final = re.compile(
 )
 _SYMMETRIC: Final = "sym-"
 _WHOLE_PERCENT: Final = 100
+OUTLIERS_MAX: Final = 16
+"""Of a token and head, of K and of V."""
 _TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>[0-9]{{1,3}})" + _GROUPED)
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 TIERS: Final = "tiers-"
@@ -249,7 +255,8 @@ _LATER: Final = "vllm:"
 _TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
 _PREFIXES: Final = "[unbias-][smooth-][order-][scaled-[tensor-|channel-]][had-]"
 _CODES: Final = (
-    f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-r<residual>][-s<sinks>]"
+    f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-o<outliers>][-r<residual>]"
+    "[-s<sinks>]"
 )
 _HINT: Final = f"use bf16, fp16, {_CODES}, or {_PREFIXES} before one of the last"
 
@@ -279,8 +286,8 @@ def parse(name: str) -> CacheFormat:
         key = _tensor(name, pair["key"], stored)
         value = key if pair["value"] is None else _tensor(name, pair["value"], stored)
         if key is not None and value is not None:
-            residual, sinks = _kept_tokens(pair)
-            return CacheFormat(key=key, value=value, residual_tokens=residual, sink_tokens=sinks)
+            outliers, residual, sinks = _kept(name, pair, (key, value))
+            return CacheFormat(key=key, value=value, outliers=outliers, residual_tokens=residual, sink_tokens=sinks)
     if name.startswith(_LLAMA_CPP):
         raise UnsupportedError(f"format {name!r}: llama.cpp stores K and V as {', '.join(LLAMA_CPP)}, or two of them")
     if name.startswith(_LATER):
@@ -332,9 +339,17 @@ def _transform_refusal(form: CacheFormat) -> str | None:
     return None
 
 
-def _kept_tokens(match: re.Match[str]) -> tuple[int, int]:
-    """Return the tokens of residual and sinks that a name gives."""
-    return int(match["residual"] or 0), int(match["sinks"] or 0)
+def _kept(name: str, match: re.Match[str], tensors: tuple[TensorFormat, TensorFormat]) -> tuple[int, int, int]:
+    """Return the outliers of a token, and the tokens of residual and sinks, that a name gives."""
+    outliers = int(match["outliers"] or 0)
+    if outliers > OUTLIERS_MAX:
+        raise UnsupportedError(f"format {name!r}: {outliers} outliers of a token; up to {OUTLIERS_MAX}, as in -o2")
+    if outliers and any(tensor in LLAMA_CPP.values() or tensor.fit is Fit.NORM for tensor in tensors):
+        raise UnsupportedError(
+            f"format {name!r}: outliers are kept beside codes that must reach the largest element; leave -o{outliers} "
+            "out, or take an int format"
+        )
+    return outliers, int(match["residual"] or 0), int(match["sinks"] or 0)
 
 
 def _tensor(name: str, part: str, stored: Mapping[str, TensorFormat]) -> TensorFormat | None:
@@ -375,7 +390,7 @@ def _build(name: str, match: re.Match[str]) -> CacheFormat:
     family = match["family"]
     key = _grouped(name, match, "K", int(match["key"]), Axis.CHANNEL if family else Axis.TOKEN)
     value = _grouped(name, match, "V", int(match["value"]), Axis.TOKEN)
-    residual, sinks = _kept_tokens(match)
+    outliers, residual, sinks = _kept(name, match, (key, value))
     group = key.group_size
     if family and group is None:
         raise UnsupportedError(f"format {name!r}: KIVI needs a group size, as in {name}-g64")
@@ -387,6 +402,7 @@ def _build(name: str, match: re.Match[str]) -> CacheFormat:
         value=value,
         residual_tokens=residual,
         sink_tokens=sinks,
+        outliers=outliers,
         rule=ResidualRule.KIVI_PAPER if paper else ResidualRule.GROUP,
     )
 
@@ -397,6 +413,7 @@ def _format_name(form: CacheFormat) -> str:
     if form.transforms:
         return "-".join([*form.transforms, replace(form, transforms=()).name])
     name = _stored_name(form)
+    name += f"-o{form.outliers}" if form.outliers else ""
     name += f"-r{form.residual_tokens}" if form.residual_tokens else ""
     name += f"-s{form.sink_tokens}" if form.sink_tokens else ""
     return {expanded: alias for alias, expanded in _ALIASES.items()}.get(name, name)

@@ -29,7 +29,9 @@ In both orders:
 
 * per-token scale and minimum, of the format's `Number`: [ceil(head_dim / group_size), block_tokens];
 * per-channel scale and minimum (K): [block_tokens / group_size, head_dim];
-* what a format's `Fit` does not store has no section.
+* what a format's `Fit` does not store has no section;
+* outliers of a token, the largest first, in the layout's 16-bit type: [outliers, block_tokens], and the channel that
+  each is of, a byte: the same. A token that holds a NaN or an infinity has zeros.
 
 Ring and sinks use the 16-bit K and V sections with their own capacity, per head: K then V. Token p (counted after the
 sinks) of the ring lies at slot p mod capacity of that tensor's ring.
@@ -63,6 +65,8 @@ HEAD_DIM_MIN: Final = 32
 HEAD_DIM_MAX: Final = 256
 BLOCK_TOKENS_MAX: Final = 256
 BLOCK_TABLE_ENTRY_BYTES: Final = 4
+OUTLIER_BYTES: Final = 3
+"""Of a 16-bit value and its channel."""
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
@@ -100,7 +104,7 @@ class Section:
     """One array inside a head's slab.
 
     Attributes:
-        name: k_codes, k_high, k_scale, k_min, and the same of V.
+        name: k_codes, k_high, k_scale, k_min, k_outlier, k_outlier_channel, and the same of V.
         offset_bytes: From the start of the slab.
         item_bytes: 4 or 2 for words, those of a number for metadata.
         shape: Items along each axis.
@@ -186,7 +190,14 @@ class KVLayout:
                 shape = self._metadata_shape(tensor)
                 found.append(Section(f"{prefix}_{name}", offset, tensor.number.bits // 8, shape))
                 offset += found[-1].nbytes
+            for name, size in (("outlier", 2), ("outlier_channel", 1)) if self._outliers(tensor) else ():
+                shape = (self._outliers(tensor), self.block_tokens)
+                found.append(Section(f"{prefix}_{name}", offset, size, shape))
+                offset += found[-1].nbytes
         return tuple(found)
+
+    def _outliers(self, tensor: TensorFormat) -> int:
+        return self.format.outliers if tensor.quantized else 0
 
     def section(self, name: str) -> Section:
         """Return the section called *name*; KeyError where the format has none."""
@@ -282,4 +293,5 @@ class KVLayout:
             return 2 * self.head_dim
         group = tensor.group_size or self.head_dim
         groups = self.head_dim / group if tensor.axis is Axis.CHANNEL else ceil_div(self.head_dim, group)
-        return (self.head_dim * tensor.bits + groups * tensor.group_bits) / 8
+        beside = self._outliers(tensor) * OUTLIER_BYTES
+        return (self.head_dim * tensor.bits + groups * tensor.group_bits) / 8 + beside

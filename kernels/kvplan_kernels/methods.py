@@ -10,6 +10,11 @@ _EDGES: Final = "@0,1,-2,-1=bf16"
 """The layers that vLLM leaves in 16 bits in TurboQuant's formats, where a model has no recurrent ones."""
 _TURBOQUANT: Final = "Zandieh et al. 2025, TurboQuant, arXiv 2504.19874, as vLLM has it; V is rotated as well"
 
+_KVQUANT: Final = (
+    "Hooper et al. 2024, KVQuant, arXiv 2401.18079: levels by sensitivity, keys by channel, one outlier a token and "
+    "head (1% in the paper), one sink; K after RoPE, V's range in each head, no Q-Norm"
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Method:
@@ -41,6 +46,7 @@ METHODS: Final = {
         "scaled-tensor-static-int8",
         "Xiao et al. 2023, SmoothQuant, arXiv 2211.10438: static, one calibrated scale for K and one for V of a layer",
     ),
+    **{f"kvquant-{bits}": Method(f"scaled-channel-static-nuq{bits}/nuq{bits}-o1-s1", _KVQUANT) for bits in (4, 3, 2)},
     "diffkv-high": Method("k8v4-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the high tier alone"),
     "diffkv-low": Method("k4v2-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the low tier alone"),
     "diffkv": Method(

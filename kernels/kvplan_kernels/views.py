@@ -5,8 +5,10 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvplan_kernels.cache import TORCH_FLOAT
 from kvplan_kernels.format import Flush, TensorFormat
 from kvplan_kernels.layout import LANES, PLANE_NAMES, KVLayout, Order
+from kvplan_kernels.outliers import Outliers, restored
 from kvplan_kernels.quantize import dequantize_codes
 from kvplan_kernels.rows import read_row_codes, write_row_codes
 from kvplan_kernels.scales import STORED_AS
@@ -42,9 +44,15 @@ def section_view(pages: Tensor, layout: KVLayout, name: str) -> Tensor:
     slabs = pages.view(*pages.shape[:-1], layout.kv_heads, layout.slab_bytes)
     raw = slabs[..., section.offset_bytes : section.offset_bytes + section.nbytes]
     prefix, _, part = name.partition("_")
-    number = STORED_AS[tensor_format(layout, prefix).number]
-    dtype = _WORD_TYPE[layout.order] if part in PLANE_NAMES else number
+    dtype = _part_type(layout, prefix, part)
     return raw.view(dtype).view(*raw.shape[:-1], *section.shape)
+
+
+def _part_type(layout: KVLayout, prefix: str, part: str) -> torch.dtype:
+    if part in PLANE_NAMES:
+        return _WORD_TYPE[layout.order]
+    of_outliers = {"outlier": TORCH_FLOAT[layout.float_type], "outlier_channel": torch.uint8}
+    return of_outliers[part] if part in of_outliers else STORED_AS[tensor_format(layout, prefix).number]
 
 
 def ring_view(ring: Tensor, layout: KVLayout, prefix: str) -> Tensor:
@@ -114,6 +122,11 @@ def read_pages(pages: Tensor, layout: KVLayout, prefix: str, learned: Levels | N
     if tensor.quantized:
         metadata = {name: section_view(pages, layout, f"{prefix}_{name}") for name in tensor.metadata}
         values = dequantize_codes(codes, metadata, tensor, learned)
+        if layout.format.outliers:
+            names = (f"{prefix}_outlier", f"{prefix}_outlier_channel")
+            rest, channel = (section_view(pages, layout, name).transpose(-2, -1) for name in names)
+            within = channel.long().clamp(max=layout.head_dim - 1)  # what was never written may be anything
+            values = restored(values, Outliers(rest=rest.float(), channel=within))
     else:
         values = float_values(codes, layout.float_type)
     return values.transpose(0, 1).flatten(1, 2)

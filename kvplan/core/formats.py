@@ -39,6 +39,7 @@ FORMATS: Final = {
     "k8v4": _KEYS_FIRST,
     "k8v4-g64": _KEYS_FIRST,
     "int4": "one scale and minimum a token and head",
+    "int4-g64-o1": "the largest element of a token and head beside the codes, as KVQuant keeps outliers",
     "int4-g64": "one scale and minimum for 64 channels of a token",
     "had-int4": _ROTATED,
     "smooth-int4": "SmoothAttention: Lin et al. 2024, QServe, arXiv 2405.04532",

@@ -11,9 +11,12 @@ from kvplan.report.table import plain_table, say
 from kvplan.units import format_bytes
 
 FURTHER_NAMES: Final = (
-    "Further names: [sym-][kivi-]k<bits>v<bits>[-g<group>][-m<number>][-r<residual>][-s<sinks>] with 1 to 6 bits or 8.",
+    (
+        "Further names: [sym-][kivi-]k<bits>v<bits>[-g<group>][-m<number>][-c<percent>][-o<outliers>][-r<residual>]"
+        "[-s<sinks>] with 1 to 6 bits or 8."
+    ),
     "Where K and V are stored in two ways: <K>/<V>, as fp8_e4m3/int4-g32 or llama.cpp:q8_0/q4_0.",
-    "Before any of them unbias-, smooth-, order-, scaled- and had-, in this order.",
+    "Before any of them unbias-, smooth-, order-, scaled-, scaled-tensor- or scaled-channel-, and had-, in this order.",
     "Where layers differ: <format>@<layers>=<format>, as int4@0,1,-2,-1=bf16.",
     "Where tokens differ by what they received: tiers-[sum-|once-][w<window>-]<percent>-<format>[+<percent>-<format>].",
 )

@@ -41,6 +41,7 @@ def formats(draw: st.DrawFn) -> CacheFormat:
         value=TensorFormat(bits=draw(bits), group_size=group, fit=fit, number=number, clip_percent=clip),
         residual_tokens=residual,
         sink_tokens=draw(st.integers(0, 40)),
+        outliers=draw(st.sampled_from((0, 0, 1, 16))),
         rule=rule,
     )
 

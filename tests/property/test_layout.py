@@ -14,7 +14,14 @@ from kvplan_kernels.layout import SLAB_ALIGN_BYTES, KVLayout, Order
 from kvplan_kernels.tensor_format import LLAMA_CPP, STORED
 
 BITS = st.sampled_from(KEY_VALUE_BITS)
-OWN = (*STORED, *(f"llama.cpp:{name}" for name in LLAMA_CPP), "fp8_e4m3/int4-g32", "llama.cpp:q8_0/q5_1")
+OWN = (
+    *STORED,
+    *(f"llama.cpp:{name}" for name in LLAMA_CPP),
+    "fp8_e4m3/int4-g32",
+    "k3v2-g32-o3",
+    "nvfp4-o1",
+    "llama.cpp:q8_0/q5_1",
+)
 
 
 @st.composite

@@ -59,7 +59,7 @@ def tie_falls(tensor, rank: int) -> bool:
 @triton.jit
 def rows_of(source, token, G: tl.constexpr, T: tl.constexpr):
     """Return where the rows of *token* begin in the residual and among the new tokens, and which are in the former."""
-    new, ring, before, first_row, slot, head, stride_token, stride_head = source
+    new, ring, before, first_row, slot, head, stride_token, stride_head, _ = source
     row = slot.to(tl.int64) * G.ring + head * G.ring_head + T.ring + (token % T.capacity) * G.head_dim
     at = (first_row + token - before).to(tl.int64) * stride_token + head * stride_head
     return ring + row, new + at, token < before
@@ -79,7 +79,18 @@ def load_plane(source, token, inside, k, G: tl.constexpr, T: tl.constexpr, FLOAT
     """Return one plane of channels of *token*, [tokens, channels], and its mask."""
     i = tl.arange(0, T.padded)[None, :]
     mask = inside[:, None] & (i < T.width)
-    return load_elements(rows_of(source, token[:, None], G, T), k * T.width + i, mask, FLOAT), mask
+    x = load_elements(rows_of(source, token[:, None], G, T), k * T.width + i, mask, FLOAT)
+    if T.outliers > 0:
+        most = source[8][:, None]
+        x = tl.where(x > most, most, tl.where(x < -most, -most, x))
+    return x, mask
+
+
+@triton.jit
+def cut_at(source, most):
+    """Return *source* whose elements are cut at the magnitude *most* of each token."""
+    new, ring, before, first_row, slot, head, stride_token, stride_head, _ = source
+    return (new, ring, before, first_row, slot, head, stride_token, stride_head, most)
 
 
 @triton.jit

@@ -9,6 +9,7 @@ import triton.language as tl
 
 from kvplan_kernels.append.fits_gpu_kernels import (
     code_of,
+    cut_at,
     fit_extremes,
     fit_fixed,
     fit_in_order,
@@ -91,6 +92,61 @@ def store_words(
         old = tl.load(place, mask=mask, other=0).to(tl.int32)
         packed |= old & kept
     tl.store(place, packed.to(tl.uint16), mask=mask)
+
+
+# ---- outliers
+
+
+@triton.jit
+def store_outliers(source, meta, slab, token, inside, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Store the outliers of each token; return the magnitude that the rest is cut at, infinite where it is poisoned."""
+    OUTLIERS: tl.constexpr = T.outliers
+    PLANES: tl.constexpr = T.planes
+    bad = tl.zeros(token.shape, tl.int32)
+    for k in tl.static_range(PLANES):
+        x, mask = load_plane(source, token, inside, k, G, T, FLOAT)
+        bad += tl.sum((mask & ((tl.abs(x) < float("inf")) == 0)).to(tl.int32), 1)
+    sound = bad == 0
+    size = tl.full(token.shape, float("inf"), tl.float32)
+    at = tl.full(token.shape, -1, tl.int32)
+    signed = tl.zeros(token.shape, tl.float32)
+    found = ()
+    for _ in tl.static_range(OUTLIERS + 1):
+        size, at, signed = next_largest(source, token, inside, size, at, G, T, FLOAT)
+        found = found + ((at, signed),)
+    values = meta.to(tl.pointer_type(FLOAT), bitcast=True) + slab + T.outlier
+    channels = meta.to(tl.pointer_type(tl.uint8), bitcast=True) + slab * 2 + T.outlier_channel
+    for n in tl.static_range(OUTLIERS):
+        channel, x = found[n]
+        rest = tl.where(sound, tl.where(x > size, x - size, tl.where(x < -size, x + size, 0.0)), 0.0)
+        place = n * G.block + token % G.block
+        tl.store(values + place, narrow(rest, FLOAT), mask=inside)
+        tl.store(channels + place, tl.where(sound, channel, 0).to(tl.uint8), mask=inside)
+    return tl.where(sound, size, float("inf"))
+
+
+@triton.jit
+def next_largest(source, token, inside, size, at, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Return magnitude, channel and element after those of magnitude *size* in channel *at*, the first of equals."""
+    PLANES: tl.constexpr = T.planes
+    i = tl.arange(0, T.padded)[None, :]
+    most = tl.full(token.shape, -1.0, tl.float32)
+    first = tl.zeros(token.shape, tl.int32)
+    element = tl.zeros(token.shape, tl.float32)
+    for k in tl.static_range(PLANES):
+        x, mask = load_plane(source, token, inside, k, G, T, FLOAT)
+        channel = k * T.width + i
+        here = tl.abs(x)
+        left = mask & ((here < size[:, None]) | ((here == size[:, None]) & (channel > at[:, None])))
+        plane_most = tl.max(tl.where(left, here, -1.0), 1)
+        held = left & (here == plane_most[:, None])
+        plane_first = tl.min(tl.where(held, channel, 65536), 1)
+        plane_element = tl.sum(tl.where(held & (channel == plane_first[:, None]), x, 0.0), 1)
+        more = plane_most > most  # planes come in the order of channels
+        most = tl.where(more, plane_most, most)
+        first = tl.where(more, plane_first, first)
+        element = tl.where(more, plane_element, element)
+    return most, first, element
 
 
 # ---- groups of channels
@@ -192,7 +248,7 @@ def store_numbers(meta, at, scale, minimum, poisoned, mask, T: tl.constexpr):
 
 
 @triton.jit
-def fit_channels(source, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+def fit_channels(sources, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Store the numbers of a group of tokens, which the tile is; return how each plane of channels is coded."""
     PADDED: tl.constexpr = T.padded
     PLANES: tl.constexpr = T.planes
@@ -206,7 +262,7 @@ def fit_channels(source, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.
         high = tl.full([PADDED], float("-inf"), tl.float32)
         nan = tl.zeros([PADDED], tl.int32)
         for p in tl.static_range(PLACES):
-            x, _ = load_plane(source, row + p, row + p < last, k, G, T, FLOAT)
+            x, _ = load_plane(sources[p], row + p, row + p < last, k, G, T, FLOAT)
             low = tl.minimum(low, tl.min(x, 0))
             high = tl.maximum(high, tl.max(x, 0))
             nan += tl.sum((x != x).to(tl.int32), 0)
@@ -244,9 +300,17 @@ def quantize_tile(
     PLACES: tl.constexpr = T.tokens
     R: tl.constexpr = TILE // PLACES
     PADDED: tl.constexpr = T.padded
+    sources = ()
+    for p in tl.static_range(PLACES):
+        token = row + p
+        if T.outliers > 0:
+            most = store_outliers(source, meta, slab, token, (token >= first) & (token < last), G, T, FLOAT)
+            sources = sources + (cut_at(source, most),)
+        else:
+            sources = sources + (source,)
     fitted = ()
     if T.channel:
-        fitted = fit_channels(source, meta, poisons, slab, row, last, G, T, FLOAT)
+        fitted = fit_channels(sources, meta, poisons, slab, row, last, G, T, FLOAT)
     elif in_order(T):
         fitted = fit_tokens(source, meta, poisons, slab, row, first, last, G, T, FLOAT)
     high = tl.zeros([R, PADDED], tl.int32)
@@ -256,13 +320,13 @@ def quantize_tile(
         if p % T.low.tokens == 0:
             low = tl.zeros([R, PADDED], tl.int32)
         if len(T.floats) > 0:
-            low, poisoned = float_words(source, token, inside, G, T, FLOAT)
+            low, poisoned = float_words(sources[p], token, inside, G, T, FLOAT)
             tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
         elif T.channel:
-            low, high = add_channel_codes(low, high, source, fitted, tables, token, inside, p, G, T, FLOAT)
+            low, high = add_channel_codes(low, high, sources[p], fitted, tables, token, inside, p, G, T, FLOAT)
         else:
             low, high = add_token_codes(
-                low, high, source, fitted, meta, tables, poisons, slab, token, inside, p, G, T, FLOAT
+                low, high, sources[p], fitted, meta, tables, poisons, slab, token, inside, p, G, T, FLOAT
             )
         if (p + 1) % T.low.tokens == 0:
             store_words(words, low, slab, row, p + 1 - T.low.tokens, first, last, T.low, G, T)
@@ -290,7 +354,17 @@ def append_pages(
         row = start + PLACES * tl.arange(0, TILE // PLACES)
         page = tl.load(block_tables + sequence.to(tl.int64) * table_width + row // G.block, mask=row < last, other=0)
         slab = page.to(tl.int64) * G.page + head * G.slab
-        source = (new, ring, before, first_row, slot, head, stride_token, stride_head)
+        source = (
+            new,
+            ring,
+            before,
+            first_row,
+            slot,
+            head,
+            stride_token,
+            stride_head,
+            tl.full(row.shape, float("inf"), tl.float32),
+        )
         if BITS == 16:
             x, mask = load_plane(source, row, (row >= first) & (row < last), 0, G, T, FLOAT)
             at = slab + T.low.start + row % G.block * G.head_dim

@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
-from kvplan_kernels.cache import Batch, LayerCache
+from kvplan_kernels.cache import TORCH_FLOAT, Batch, LayerCache
 from kvplan_kernels.calls import check_append
 from kvplan_kernels.format import Axis, TensorFormat
+from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.outliers import Outliers, cut
 from kvplan_kernels.quantize import quantize
 from kvplan_kernels.rotation import butterflies
 from kvplan_kernels.sequence import Sequence, sequences
@@ -93,7 +95,10 @@ def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> in
     if not new.shape[1]:
         return 0
     learned = sequence.cache.learned_levels.get(prefix)
-    quantized = quantize(float_values(new, layout.float_type), tensor, learned) if tensor.quantized else None
+    quantized = outliers = None
+    if tensor.quantized:
+        dense, outliers = cut(float_values(new, layout.float_type), layout.format.outliers)
+        quantized = quantize(dense, tensor, learned)
     codes = new if quantized is None else quantized.codes
     done = 0
     while done < codes.shape[1]:
@@ -105,8 +110,20 @@ def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> in
             for name, metadata in quantized.metadata.items():
                 stored = section_view(page, layout, f"{prefix}_{name}")
                 _store_metadata(stored, metadata, tensor, start, done, stop)
+        if outliers is not None and layout.format.outliers:
+            _store_outliers(page, layout, prefix, outliers, start, done, stop)
         done = stop
     return 0 if quantized is None else quantized.poisoned
+
+
+def _store_outliers(
+    page: Tensor, layout: KVLayout, prefix: str, outliers: Outliers, start: int, first: int, last: int
+) -> None:
+    """Store the outliers of tokens *first* to *last* at token *start* of a page."""
+    rest, channel = (found[:, first:last].transpose(1, 2) for found in (outliers.rest, outliers.channel))
+    tokens = slice(start, start + last - first)
+    section_view(page, layout, f"{prefix}_outlier")[..., tokens] = rest.to(TORCH_FLOAT[layout.float_type])
+    section_view(page, layout, f"{prefix}_outlier_channel")[..., tokens] = channel.to(torch.uint8)
 
 
 def _store_metadata(stored: Tensor, metadata: Tensor, tensor: TensorFormat, start: int, first: int, last: int) -> None:

@@ -59,7 +59,8 @@ def tiling(g: Geometry, rows: int) -> Tiling:
     if g.keys.channel and g.keys.whole:
         tokens = min(tokens, g.keys.group)
     folds_much = g.keys.channel and g.padded > FOLDED_CHANNELS_MAX
-    return Tiling(tokens=tokens, rows=padded, warps=4 if folds_much else 2, stages=3)
+    holds_more = folds_much or g.values.outliers > 0  # which are sums of their own
+    return Tiling(tokens=tokens, rows=padded, warps=4 if holds_more else 2, stages=3)
 
 
 def split_count(pairs: int, tokens: int, tile: int, programs: int) -> int:

@@ -19,6 +19,7 @@ from kvplan_kernels.decode.outputs_gpu_kernels import (
     HALF_WEIGHT,
     add_codes,
     add_floats,
+    add_outliers,
     first_units,
     zero_planes,
     zero_rows,
@@ -40,6 +41,7 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     slabs,
     word_tiles,
 )
+from kvplan_kernels.gpu.outliers import outlier_scores
 from kvplan_kernels.gpu.tokens import paged_tokens
 from kvplan_kernels.gpu.unpack import level_tables
 
@@ -117,6 +119,8 @@ def attend(
                 )  # fmt: skip
                 if FOLD:
                     score = score * fold_unit + bias[None, :]
+                if K.outliers > 0:
+                    score += outlier_scores(query, valid, meta, slab, in_page + j, inside, scale, G, K, FLOAT)
             else:
                 rows = float_rows(source, slab, at, slot, head, G, K, KEYS)
                 score = float_scores(operands, low, rows, inside, ROWS, PARTS, D, DP) * factor
@@ -143,10 +147,12 @@ def attend(
                     value_high = value_words
                 elif j % V.high.tokens == 0:
                     value_high = word_tiles(codes, slab, (in_page + j) // V.high.tokens, V.high, V, False)
+                beside = add_outliers(acc, shrink, weight, meta, slab, in_page + j, inside, G, V, FLOAT)
                 acc, minima, units = add_codes(
                     acc, minima, units, shrink, weight, seen, inside, value_words, value_high, meta, tables, slab,
                     in_page + j, j % VALUE_PLACES, G, V, FLOAT, ASM, MASKED,
                 )  # fmt: skip
+                acc = acc + beside
             else:
                 value_rows = float_rows(source, slab, at, slot, head, G, V, VALUES)
                 # The few 16-bit tokens beside quantized ones must not cost as much as quantizing does.
@@ -178,6 +184,8 @@ def store_part(
         if WHOLE:
             unit = units[k // PER_GROUP] if V.half else 1.0
             out = out * unit + minima[k // PER_GROUP][None, :]
+        if CODES and V.outliers > 0:
+            out += acc[PLANES + k] * (1.0 / HALF_WEIGHT if FLOAT == tl.float16 else 1.0)
         tl.store(outputs + part[None, :] * D + k * WIDTH + i, out, mask=held[None, :] & (i < WIDTH))
     tl.store(weights + part, total, mask=held)
     tl.store(maxima + part, maximum, mask=held)
@@ -234,7 +242,7 @@ def decode_split(
     total = tl.zeros([ROWS], tl.float32)
     part = (pid.to(tl.int64) * all_splits + split) * rows + row
     if split < splits:
-        acc = zero_planes(V.pieces, V.padded_piece, ROWS)
+        acc = zero_planes(V.sums, V.padded_piece, ROWS)
         minima = zero_rows(V.groups, ROWS)
         units = first_units(V.groups)
         first_tile = tl.minimum(seen_first, both) // BN

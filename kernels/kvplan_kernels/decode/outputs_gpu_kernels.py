@@ -6,6 +6,7 @@ import triton.language as tl
 from kvplan_kernels.decode.scores_gpu_kernels import LEAST_UNIT, dequantized, operand_type
 from kvplan_kernels.gpu.floats import narrow, product, widen
 from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
+from kvplan_kernels.gpu.outliers import outlier_plane
 from kvplan_kernels.gpu.unpack import offset_of, plane_floats, plane_levels
 
 HALF_WEIGHT = tl.constexpr(16384.0)
@@ -61,6 +62,21 @@ def add_finite(acc, weight, seen, value, PARTS: tl.constexpr, TYPE: tl.constexpr
         reached = product(bad, seen.to(tl.float16), tl.zeros(acc.shape, tl.float32))
         acc = tl.where(reached > 0, float("nan"), acc)
     return acc
+
+
+@triton.jit
+def add_outliers(
+    acc, shrink, weight, meta, slab, in_page, inside, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr
+):
+    """Return the sums of weights times outliers so far, shrunk, with those of more tokens; nothing without outliers."""
+    PIECES: tl.constexpr = T.pieces
+    found = ()
+    if T.outliers > 0:
+        for k in tl.static_range(PIECES):
+            rest = outlier_plane(meta, slab, in_page, inside, k * T.piece, T.piece, T.padded_piece, G, T, FLOAT)
+            before = acc[PIECES + k] * shrink[None, :]
+            found = found + (weigh(before, weight, narrow(rest, FLOAT), 2, FLOAT),)
+    return found
 
 
 @triton.jit

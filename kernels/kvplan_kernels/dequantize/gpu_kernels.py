@@ -13,6 +13,7 @@ import triton.language as tl
 
 from kvplan_kernels.gpu.floats import narrow, widen
 from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
+from kvplan_kernels.gpu.outliers import outlier_plane
 from kvplan_kernels.gpu.tokens import paged_tokens
 from kvplan_kernels.gpu.unpack import level_tables, offset_of, plane_floats, plane_levels
 
@@ -76,6 +77,10 @@ def write_codes(
             else:
                 levels = widen(plane_levels(held, high, tables, p, k, T, ASM)) - offset_of(T)
                 value = values_of(levels, meta, slab, in_page + p, k, G, T)
+            if T.outliers > 0:
+                inside = token + p < paged
+                rest = outlier_plane(meta, slab, in_page + p, inside, k * T.width, T.width, T.padded, G, T, FLOAT)
+                value += tl.trans(rest)
             bits = narrow(value, FLOAT).to(tl.uint16, bitcast=True)
             tl.store(out + row[:, None] + (k * T.width + i)[None, :], bits, mask=mask)
 

@@ -82,6 +82,9 @@ class TensorGeometry(NamedTuple):
         minimum: Start of the minima in a slab, in numbers; -1 where none are stored.
         keep: Tokens that stay in the residual.
         quantum: Tokens that leave it together.
+        outliers: Of each token.
+        outlier: Start of their values in a slab.
+        outlier_channel: Start of their channels in a slab, in bytes.
         ring: Start of the tensor in a head's part of the ring.
         capacity: Tokens of that ring, at least 1.
         sinks: Start of the tensor in a head's part of the sinks.
@@ -119,6 +122,9 @@ class TensorGeometry(NamedTuple):
     minimum: int
     keep: int
     quantum: int
+    outliers: int
+    outlier: int
+    outlier_channel: int
     ring: int
     capacity: int
     sinks: int
@@ -127,6 +133,11 @@ class TensorGeometry(NamedTuple):
     def pieces(self) -> int:
         """Slices of all planes, in the order of channels."""
         return self.planes * self.slices
+
+    @property
+    def sums(self) -> int:
+        """Sums that outputs are kept in, one a slice: of codes, and of outliers where there are any."""
+        return self.pieces * (2 if self.outliers else 1)
 
     @property
     def piece(self) -> int:
@@ -321,6 +332,9 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
         minimum=starts.get(f"{prefix}_min", -1),
         keep=flush.keep_tokens if tensor.quantized else 0,
         quantum=flush.quantum_tokens if tensor.quantized else 1,
+        outliers=layout.format.outliers if tensor.quantized else 0,
+        outlier=starts.get(f"{prefix}_outlier", 0),
+        outlier_channel=starts.get(f"{prefix}_outlier_channel", 0),
         ring=ring,
         capacity=max(1, capacity),
         sinks=sinks,

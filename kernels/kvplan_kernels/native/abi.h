@@ -46,7 +46,8 @@ struct kvplan_tensor {
   int32_t keep_tokens;     // Flush
   int32_t quantum_tokens;  // Flush
   int32_t ring_tokens;     // capacity, a multiple of 16
-  int64_t codes, high, scale, minimum;  // from the start of a slab
+  int32_t outliers;        // of each token
+  int64_t codes, high, scale, minimum, outlier, outlier_channel;  // from the start of a slab
   int64_t ring_offset, sink_offset;  // from the start of a head's residual and sinks
 };
 

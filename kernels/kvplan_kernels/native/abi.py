@@ -68,8 +68,8 @@ class TensorLayout(ctypes.Structure):
         ("table", c_uint8 * TABLE_LEVELS),
         ("ranked", c_uint8 * TABLE_LEVELS),
         ("middles", c_float * TABLE_LEVELS),
-        *_fields(c_int32, "per_channel group keep_tokens quantum_tokens ring_tokens"),
-        *_fields(c_int64, "codes high scale minimum ring_offset sink_offset"),
+        *_fields(c_int32, "per_channel group keep_tokens quantum_tokens ring_tokens outliers"),
+        *_fields(c_int64, "codes high scale minimum outlier outlier_channel ring_offset sink_offset"),
     ]
 
 
@@ -217,6 +217,9 @@ def _tensor_struct(
         high=offsets.get(f"{prefix}_high", 0),
         scale=offsets.get(f"{prefix}_scale", 0),
         minimum=offsets.get(f"{prefix}_min", 0),
+        outliers=layout.format.outliers if tensor.quantized else 0,
+        outlier=offsets.get(f"{prefix}_outlier", 0),
+        outlier_channel=offsets.get(f"{prefix}_outlier_channel", 0),
         ring_offset=ring_offset,
         sink_offset=sink_offset,
     )

@@ -45,10 +45,20 @@ void fit_tokens(const Append &a, const kvplan_tensor &t, uint8_t *slab, int64_t 
   }
 }
 
+// Channels by tokens without their outliers, which are stored: in `cut`, or as they are where there are none.
+INLINE const float (*without_outliers(const Append &a, const kvplan_tensor &t, uint8_t *slab, int64_t in_page,
+                                      Mask lanes, const KeyRun x, KeyRun cut))[LANES] {
+  if (!t.outliers) return x;
+  cut_outliers(t, a.dim, a.layout->block_tokens, a.layout->float_type, slab, in_page, lanes, x, cut);
+  return cut;
+}
+
 void store_key_any(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, Mask lanes, const KeyRun x,
                    int64_t *poisoned) {
   CodeRun codes;
-  fit_tokens(a, *n.tensor, slab, in_page, lanes, x, codes, poisoned);
+  KeyRun cut;
+  const float(*elements)[LANES] = without_outliers(a, *n.tensor, slab, in_page, lanes, x, cut);
+  fit_tokens(a, *n.tensor, slab, in_page, lanes, elements, codes, poisoned);
   pack_key(a, *n.tensor, slab, in_page, lanes, codes);
 }
 
@@ -57,13 +67,16 @@ void store_key_any_channel(const Append &a, const Lane &n, uint8_t *slab, int64_
                            int64_t *poisoned) {
   const kvplan_tensor &t = *n.tensor;
   CodeRun codes[GROUP_RUNS];
+  KeyRun cut[GROUP_RUNS];
+  const float(*whole[GROUP_RUNS])[LANES];
+  for (int j = 0; j < runs; j++) whole[j] = without_outliers(a, t, slab, in_page + j * LANES, ALL, x[j], cut[j]);
   const int64_t row = in_page / t.group * a.dim;
   for (int v = 0; v < a.vectors; v++) {
     const Mask lanes = v == a.vectors - 1 ? a.tail : ALL;
     float elements[GROUP_RUNS * LANES][LANES], found[GROUP_RUNS * LANES][LANES];
     for (int j = 0; j < runs; j++) {
       F rows[LANES];
-      for (int i = 0; i < LANES; i++) rows[i] = fload(x[j][v * LANES + i]);
+      for (int i = 0; i < LANES; i++) rows[i] = fload(whole[j][v * LANES + i]);
       transpose(rows);
       for (int i = 0; i < LANES; i++) fstore(elements[j * LANES + i], rows[i]);
     }
@@ -104,7 +117,7 @@ INLINE void pack_value_plane(const Append &a, uint8_t *rows, int64_t in_page, Ma
 void store_value_any(const Append &a, const Lane &n, uint8_t *slab, int64_t in_page, Mask lanes, const ValueRun x,
                      int64_t *poisoned) {
   const kvplan_tensor &t = *n.tensor;
-  KeyRun elements;
+  KeyRun elements, cut;
   CodeRun codes;
   ValueRun by_token;
   for (int v = 0; v < a.vectors; v++) {
@@ -113,7 +126,8 @@ void store_value_any(const Append &a, const Lane &n, uint8_t *slab, int64_t in_p
     transpose(rows);
     for (int i = 0; i < LANES; i++) fstore(elements[v * LANES + i], rows[i]);
   }
-  fit_tokens(a, t, slab, in_page, lanes, elements, codes, poisoned);
+  const float(*whole)[LANES] = without_outliers(a, t, slab, in_page, lanes, elements, cut);
+  fit_tokens(a, t, slab, in_page, lanes, whole, codes, poisoned);
   for (int v = 0; v < a.vectors; v++) {
     F rows[LANES];
     for (int i = 0; i < LANES; i++) rows[i] = v * LANES + i < a.dim ? fload(codes[v * LANES + i]) : fzero();

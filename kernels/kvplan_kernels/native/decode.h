@@ -17,7 +17,8 @@ constexpr int low_bits(int codes) { return codes & 15; }
 constexpr int high_bits(int codes) { return codes >> 4 & 15; }
 constexpr bool by_table(int codes) { return codes >> 8; }
 constexpr uint32_t byte_mask(int bits) { return ((1u << bits) - 1) * 0x01010101u; }
-constexpr int CODES_3 = codes_of(2, 1, false), CODES_4_TABLE = codes_of(4, 0, true);
+constexpr int CODES_3 = codes_of(2, 1, false), CODES_3_TABLE = codes_of(2, 1, true);
+constexpr int CODES_4_TABLE = codes_of(4, 0, true);
 
 enum Store { STORE_CODES, STORE_VALUES };
 
@@ -90,6 +91,7 @@ struct Rows {
   const uint8_t *channel_group; // the metadata that the channel operands hold
   float *maximum, *total, *minima, *output; // state: [16], [ROWS][16], [GROUPS][ROWS][16], [ROWS][padded]
   float *scores[ROWS];                      // kept scores by position, or null
+  float by_channel[DIM_MOST][ROWS], beside[2][DIM_MOST][ROWS]; // of the query, and of the output: where there are outliers
 };
 
 struct Weights { // of one tile
@@ -580,7 +582,7 @@ INLINE bool codes_direct(const kvplan_tensor &t) {
   return false; // tiles want a byte a code
 #else
   const int codes = codes_of(t.low_bits, t.high_bits, t.map == KVPLAN_MAP_TABLE);
-  return !is_float(t) && (codes == CODES_3 || (codes == CODES_4_TABLE && !t.per_channel));
+  return !is_float(t) && (codes == CODES_3 || (!t.per_channel && (codes == CODES_3_TABLE || codes == CODES_4_TABLE)));
 #endif
 }
 // How the codes lie that the steps are handed: 16 for values, bytes where they were expanded.
@@ -604,6 +606,7 @@ template <int RB> ScoreFunction choose_score(const kvplan_layout &l, int store) 
   if (codes == 8) return l.key.per_channel ? score_codes<8, RB, true> : score_codes<8, RB, false>;
   if (codes == 4) return l.key.per_channel ? score_codes<4, RB, true> : score_codes<4, RB, false>;
   if (codes == CODES_3) return l.key.per_channel ? score_codes<CODES_3, RB, true> : score_codes<CODES_3, RB, false>;
+  if (codes == CODES_3_TABLE) return score_codes<CODES_3_TABLE, RB, false>;
   if (codes == CODES_4_TABLE) return score_codes<CODES_4_TABLE, RB, false>;
   return l.key.per_channel ? score_codes<2, RB, true> : score_codes<2, RB, false>;
 }
@@ -615,7 +618,8 @@ template <int RB> AddFunction choose_add(const kvplan_layout &l, int store) {
   if (codes != 16) return codes == 8 ? add_codes_tiles<8, RB> : codes == 4 ? add_codes_tiles<4, RB> : add_codes_tiles<2, RB>;
 #endif
   if (codes == 16) return l.float_type == KVPLAN_BF16 ? add_values<KVPLAN_BF16, RB> : add_values<KVPLAN_FP16, RB>;
-    if (codes == CODES_3) return add_codes<CODES_3, RB>;
+  if (codes == CODES_3) return add_codes<CODES_3, RB>;
+  if (codes == CODES_3_TABLE) return add_codes<CODES_3_TABLE, RB>;
   if (codes == CODES_4_TABLE) return add_codes<CODES_4_TABLE, RB>;
   return codes == 8 ? add_codes<8, RB> : codes == 4 ? add_codes<4, RB> : add_codes<2, RB>;
 }
@@ -633,4 +637,5 @@ template <int RB> Steps choose_steps(const kvplan_layout &l) {
 }
 
 #include "decode_expand.h"
+#include "decode_outliers.h"
 #include "decode_tasks.h"

@@ -253,6 +253,7 @@ struct Work {
 void run_tiles(const Work &work, Rows *rows, Expanded *expanded, int sequence, int head, int64_t first, int64_t last) {
   const Shape &s = work.shape;
   const Sequence &q = work.sequences[sequence];
+  const kvplan_tensor &k = s.layout->key, &v = s.layout->value;
   Tile tiles[2], unexpanded;
   Weights w;
   if (first < last) fill_tile(s, q, sequence, head, first, tiles[0]);
@@ -262,6 +263,9 @@ void run_tiles(const Work &work, Rows *rows, Expanded *expanded, int sequence, i
     if (i + 1 < last) fill_tile(s, q, sequence, head, i + 1, next);
     else next = now;
     prefetch_metadata(s, next);
+    prefetch_outliers(s, next);
+    const bool key_outliers = k.outliers && now.key_store == STORE_CODES;
+    const bool value_outliers = v.outliers && now.value_store == STORE_CODES;
     if (s.expands) expand_tile(s, now, next, unexpanded, *expanded);
     const Tile &following = s.expands ? unexpanded : next;
     for (int b = 0; b < s.blocks; b++) {
@@ -269,7 +273,10 @@ void run_tiles(const Work &work, Rows *rows, Expanded *expanded, int sequence, i
       const Tile &ahead = b ? now : following;
       see(rows[b], now, w);
       steps.score[now.key_store](s, rows[b], now, ahead, w.p);
+      if (key_outliers) add_key_outliers(s, rows[b], now, w.p);
       steps.weigh(s, rows[b], now, w);
+      if (v.outliers) shrink_outliers(s, rows[b], w);
+      if (value_outliers) add_value_outliers(s, rows[b], now, w);
       steps.add[now.value_store](s, rows[b], now, ahead, w);
     }
   }
@@ -350,8 +357,11 @@ void run_task(Work &work, int64_t task, uint8_t *scratch) {
     for (int r = 0; r < ROWS; r++)
       rows[b].scores[r] = work.scores ? work.scores + (row + r) * s.call->received_tokens : nullptr;
   }
+  const bool outliers = s.layout->key.outliers || s.layout->value.outliers;
+  for (int b = 0; outliers && b < s.blocks; b++) begin_outliers(s, rows[b]);
   const int64_t last = kvplan_least(q.tiles, (chunk + 1) * q.chunk_tiles);
   run_tiles(work, rows, expanded, sequence, head, chunk * q.chunk_tiles, last);
+  for (int b = 0; outliers && b < s.blocks; b++) end_outliers(s, rows[b]);
   int32_t *done = work.done + (int64_t)sequence * heads + head;
   if (__atomic_add_fetch(done, 1, __ATOMIC_ACQ_REL) < q.chunks) return;
   const float *first_state = work.states + (task - chunk) * s.blocks * s.state_floats;

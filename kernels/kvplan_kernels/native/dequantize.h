@@ -32,7 +32,7 @@ INLINE F level_value(I levels, int byte, F scale, F minimum) {
   return fadd(fmul(itof(iand(ishr(levels, 8 * byte), iset(0xff))), scale), minimum);
 }
 
-INLINE bool reads_plain(const kvplan_tensor &t) { return codes_plain(t) && numbers_direct(t); }
+INLINE bool reads_plain(const kvplan_tensor &t) { return codes_plain(t) && numbers_direct(t) && !t.outliers; }
 
 // Codes of any plane and map, as levels first.
 void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
@@ -53,6 +53,7 @@ void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
     else if (has_scale(t) && c % t.group == 0) n = token_numbers(d, t, h, c / t.group);
     fstore(x[c], is_float(t) ? code_float(t, quad, c % 4) : level_value(quad, c % 4, n.scale, n.minimum));
   }
+  restore_outliers(t, d.layout->block_tokens, d.layout->float_type, h.slab, h.in_page, x);
 }
 
 void read_key_run(const Dequantize &d, const Held &h, KeyRun x) {
@@ -103,6 +104,20 @@ void dequantize_key_run(const Dequantize &d, const Held &h, Mask lanes, uint16_t
   }
 }
 
+// One vector of channels of token `token` of a run, with what was cut off.
+INLINE F with_outliers(const Dequantize &d, const kvplan_tensor &t, const Held &h, int token, int v, F x) {
+  if (!t.outliers) return x;
+  float values[LANES], rest[LANES];
+  fstore(values, x);
+  for (int n = 0; n < t.outliers; n++) {
+    const int block = d.layout->block_tokens;
+    const int at = outlier_channels(t, block, h.slab, h.in_page, n)[token] - v * LANES;
+    fstore(rest, sixteen_floats(outlier_values(t, block, h.slab, h.in_page, n), d.layout->float_type));
+    if (at >= 0 && at < LANES) values[at] += rest[token];
+  }
+  return fload(values);
+}
+
 void dequantize_value_any(const Dequantize &d, const Held &h, Mask lanes, uint16_t *rows) {
   const kvplan_tensor &t = d.layout->value;
   uint8_t levels[DIM_MOST * LANES];
@@ -117,8 +132,8 @@ void dequantize_value_any(const Dequantize &d, const Held &h, Mask lanes, uint16
     for (int i = 0; i < LANES; i++) {
       if (!(lanes >> i & 1)) continue;
       const I quad = iload_part(levels + (int64_t)4 * d.dim * (i / 4) + 64 * v, v == d.vectors - 1 ? d.tail : ALL);
-      store_row(d, rows + (int64_t)i * d.dim, v,
-                is_float(t) ? code_float(t, quad, i % 4) : level_value(quad, i % 4, fset(scales[i]), fset(minima[i])));
+      const F x = is_float(t) ? code_float(t, quad, i % 4) : level_value(quad, i % 4, fset(scales[i]), fset(minima[i]));
+      store_row(d, rows + (int64_t)i * d.dim, v, with_outliers(d, t, h, i, v, x));
     }
   }
 }

@@ -33,6 +33,8 @@ namespace {
 
 #include "stored.h"
 
+#include "outliers.h"
+
 #include "rotate.h"
 
 #include "decode.h"
