@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define KVPLAN_ABI_VERSION 5
+#define KVPLAN_ABI_VERSION 6
 
 enum { KVPLAN_BF16 = 0, KVPLAN_FP16 = 1, KVPLAN_FP32 = 2 };
 

@@ -24,7 +24,7 @@ from kvplan_kernels.format import (
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.tensor_format import Levels
 
-ABI_VERSION: Final = 5
+ABI_VERSION: Final = 6
 OUTSIDE: Final = -2
 OUT_OF_MEMORY: Final = -3
 
