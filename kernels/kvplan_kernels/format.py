@@ -250,6 +250,8 @@ OUTLIERS_MAX: Final = 16
 """Of a token and head, of K and of V."""
 _TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>[0-9]{{1,3}})" + _GROUPED)
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
+TIERS: Final = "tiers-"
+"""How names of formats in tiers begin: `tier_formats`."""
 _LLAMA_CPP: Final = "llama.cpp:"
 _LATER: Final = "vllm:"
 _TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
@@ -274,8 +276,7 @@ def parse(name: str) -> CacheFormat:
         name = METHODS[name].format
     if name in _UNQUANTIZED:
         return _UNQUANTIZED[name]
-    if "@" in name:
-        raise UnsupportedError(f"format {name!r} is of a model's layers, and this is of one; name one of its formats")
+    _check_alone(name)
     if name.startswith(_TRANSFORMED):
         return _transformed(name)
     head, dash, tail = name.partition("-")
@@ -294,6 +295,14 @@ def parse(name: str) -> CacheFormat:
     if name.startswith(_LATER):
         raise UnsupportedError(f"format {name!r} has no kernel here; {_HINT}")
     raise UnsupportedError(f"unknown format {name!r}; {_HINT}")
+
+
+def _check_alone(name: str) -> None:
+    """Refuse a name of several formats."""
+    if "@" in name:
+        raise UnsupportedError(f"format {name!r} is of a model's layers, and this is of one; name one of its formats")
+    if name.startswith(TIERS):
+        raise UnsupportedError(f"format {name!r} is of tokens in tiers, and this is of all; name one of its formats")
 
 
 def _transformed(name: str) -> CacheFormat:

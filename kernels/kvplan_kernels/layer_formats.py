@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Final, TypeAlias
 
-from kvplan_kernels.format import CacheFormat, Lesson, UnsupportedError, kernel_refusal, parse
+from kvplan_kernels.format import TIERS, CacheFormat, Lesson, UnsupportedError, kernel_refusal, parse
 from kvplan_kernels.methods import METHODS
+from kvplan_kernels.tier_formats import TieredFormat, parse_tiers
 
 LAYERS_MAX: Final = 9999
 """The largest number of a layer that a name may have; no model comes near it."""
@@ -88,11 +89,11 @@ class LayerFormats:
         return self.name
 
 
-ModelFormat: TypeAlias = CacheFormat | LayerFormats
-"""How a model's keys and values are stored: alike in all of its layers, or not."""
+ModelFormat: TypeAlias = CacheFormat | LayerFormats | TieredFormat
+"""How a model's keys and values are stored: alike in all of its layers, by layer, or by what tokens received."""
 
 
-def by_layer(rest: CacheFormat, exceptions: Mapping[int, CacheFormat]) -> ModelFormat:
+def by_layer(rest: CacheFormat, exceptions: Mapping[int, CacheFormat]) -> CacheFormat | LayerFormats:
     """Return *rest* with *exceptions* by layer; *rest* itself where they are none.
 
     >>> by_layer(parse("int4"), {-1: parse("bf16"), 0: parse("int4")}).name
@@ -106,13 +107,16 @@ def by_layer(rest: CacheFormat, exceptions: Mapping[int, CacheFormat]) -> ModelF
 
 
 def parse_formats(name: str) -> ModelFormat:
-    """Return the format that *name* stands for, by layer where it says so.
+    """Return the format that *name* stands for, by layer or in tiers where it says so.
 
     Raises:
-        UnsupportedError: A format in it is unknown or not stored here, layers cannot be read, or a layer has two.
+        UnsupportedError: A format in it is unknown or not stored here, layers or tiers cannot be read, or a layer has
+            two.
     """
     if name in METHODS:
         name = METHODS[name].format
+    if name.startswith(TIERS) and "@" not in name:
+        return parse_tiers(name)
     rest, *clauses = name.split("@")
     exceptions: dict[int, CacheFormat] = {}
     for clause in clauses:

@@ -49,6 +49,21 @@ METHODS: Final = {
     **{f"kvquant-{bits}": Method(f"scaled-channel-static-nuq{bits}/nuq{bits}-o1-s1", _KVQUANT) for bits in (4, 3, 2)},
     "diffkv-high": Method("k8v4-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the high tier alone"),
     "diffkv-low": Method("k4v2-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the low tier alone"),
+    "diffkv": Method(
+        "tiers-25-k8v4+50-k4v2",
+        "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: both tiers and a window of 64, with fixed shares in the "
+        "place of its thresholds, which are fitted to a model",
+    ),
+    "h2o": Method(
+        "tiers-sum-20-16bit",
+        "Zhang et al. 2023, H2O, arXiv 2306.14048: the 20% that received most, and a window of 64 tokens in the place "
+        "of one that is half of the budget",
+    ),
+    "snapkv": Method(
+        "tiers-once-w32-25-16bit",
+        "Li et al. 2024, SnapKV, arXiv 2404.14469: window of 32, largest of 7 neighbours, a share of the prompt in the "
+        "place of a number of tokens, one choice for the query heads of a KV head",
+    ),
     "vllm:int8_per_token_head": Method("sym-int8-mfp32", "vLLM, int8_per_token_head: symmetric, an fp32 scale"),
     "turboquant-k8v4": Method(f"fp8_e4m3/int4{_EDGES}", "TurboQuant's format of least loss in vLLM, turboquant_k8v4"),
     "turboquant-4": Method(f"had-lloyd4/int4{_EDGES}", _TURBOQUANT),

@@ -10,6 +10,7 @@ are stored without, decode reads each of them back as `restored_keys` defines it
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import wraps
 from typing import Any, TypeVar, cast
 
@@ -85,6 +86,14 @@ def _told(output: Tensor, side: Side, kv_heads: int) -> Tensor:
     return _ungrouped(side.read(_grouped(output, kv_heads))) if side.asks else output
 
 
+def _untold(query: Tensor, side: Side, options: AttentionOptions, kv_heads: int) -> Tensor | float:
+    """Return what taking an offset from the keys takes from every score of a query, [batch, queries, query_heads]."""
+    if side.offset is None:
+        return 0.0
+    products = (_grouped(query.to(torch.float32), kv_heads) * side.offset).sum(-1)
+    return options.scale * products.transpose(-2, -1).flatten(-2)
+
+
 def _grouped(heads: Tensor, kv_heads: int) -> Tensor:
     """Return query heads [..., query heads of each, kv_heads, head_dim], by the KV head that they read."""
     return torch.unflatten(heads, -2, (kv_heads, -1)).transpose(-3, -2)
@@ -134,7 +143,10 @@ def transforming_decode(rotate: Rotate | None) -> Callable[[Operation], Operatio
             result: DecodeResult = decode(cache, batch, asked, options, **named)
             output = _rotated(result.output, layout, rotate)
             output = _told(output, cache.fold.value, layout.kv_heads)
-            return DecodeResult(output=output, received=result.received)
+            lse = result.lse
+            if lse is not None and cache.rope is None:
+                lse = lse + _untold(query, cache.fold.key, options, layout.kv_heads)
+            return replace(result, output=output, lse=lse)
 
         return cast(Operation, transformed)
 

@@ -254,11 +254,14 @@ def _format_name(name: str, spec: "ModelSpec") -> str:
     from kvplan.errors import UnsupportedFormatError
     from kvplan_kernels.format import UnsupportedError
     from kvplan_kernels.layer_formats import parse_formats
+    from kvplan_kernels.tier_formats import TieredFormat
 
     try:
         form = parse_formats(name)
     except UnsupportedError as error:
         raise refuse_format(name, str(error), where="--format") from error
+    if isinstance(form, TieredFormat):
+        return form.name
     try:
         spec.layer_formats(form)
     except UnsupportedError as error:
@@ -336,17 +339,23 @@ def _with_quality(
 
 def _scored_formats(request: "Request") -> list[str]:
     """Return the formats that the kernel takes and that lay out at the block size that quality is scored with."""
+    from kvplan.core.tiers import lay_out_tiers
+    from kvplan.errors import UnsupportedFormatError
     from kvplan_kernels.format import UnsupportedError
     from kvplan_kernels.layer_formats import check_formats, parse_formats
     from kvplan_kernels.layout import order_of
+    from kvplan_kernels.tier_formats import TieredFormat
 
     found, order = [], order_of(request.kernel_name)
     for name in request.formats:
         try:
             form = parse_formats(name)
             check_formats(request.kernel, form)
-            request.spec.layouts(form, request.block_tokens[0], order)
-        except UnsupportedError:
+            if isinstance(form, TieredFormat):
+                lay_out_tiers(request.spec, form, request.block_tokens[0], order)
+            else:
+                request.spec.layouts(form, request.block_tokens[0], order)
+        except (UnsupportedError, UnsupportedFormatError):
             continue
         found.append(name)
     return found

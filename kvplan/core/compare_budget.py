@@ -9,11 +9,11 @@ from kvplan.core.budget import Budget, Limits
 from kvplan.core.compare import MARGINS, ratios
 from kvplan.core.comparisons import Comparison, FigureVerdict, Standing
 from kvplan.core.formats import read_format
-from kvplan.core.memory import MemoryModel
 from kvplan.core.plans import Quantity, Status
 from kvplan.core.quality_bounds import bound_quality
 from kvplan.core.records import Cell, CellStatus, Profile
 from kvplan.core.stats import median_bounds, percentile
+from kvplan.core.tiered_memory import runtime_memory
 from kvplan.core.verdicts import quality_verdicts
 from kvplan.core.workloads import Bucket, Target, Workload
 from kvplan_kernels.layout import order_of
@@ -76,10 +76,9 @@ def _sessions_verdict(cell: Cell, current: Profile, budget: Budget, limit: int, 
         model=current.model.name, buckets=buckets, target=Target(concurrency=total), memory_bytes=budget.memory_bytes,
         memory_utilization=budget.memory_utilization, prefill=cell.key.prefill,
     )  # fmt: skip
-    sessions = MemoryModel(
-        model=current.model, workload=workload, form=read_format(cell.key.format),
-        block_tokens=cell.key.block_tokens, memory_bytes=budget.memory_bytes, order=order_of(cell.key.kernel),
-    ).sessions()  # fmt: skip
+    form, order = read_format(cell.key.format), order_of(cell.key.kernel)
+    memory = runtime_memory(form, cell.key.block_tokens, workload, current.model, budget.memory_bytes, order)
+    sessions = memory.sessions()
     standing = Standing.HELD if sessions >= limit else Standing.REGRESSED
     return replace(blank, figure="sessions", unit="count", current=sessions, baseline=limit, standing=standing)
 

@@ -5,13 +5,16 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Final
 
+from kvplan.core.layouts import ModelLayout
 from kvplan.core.specs import ModelSpec
+from kvplan.core.tiers import TieredLayout, lay_out_tiers
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.format import CacheFormat, FloatType, UnsupportedError
 from kvplan_kernels.layer_formats import LayerFormats, ModelFormat, formats_refusal, parse_formats
 from kvplan_kernels.layout import KVLayout
 from kvplan_kernels.methods import METHODS
 from kvplan_kernels.tensor_format import LLAMA_CPP
+from kvplan_kernels.tier_formats import TieredFormat
 
 REFERENCE_HEAD_DIM: Final = 128
 """The head size that effective bits are given for where no model is named."""
@@ -91,7 +94,7 @@ class FormatFacts:
 
     Attributes:
         name: As it is listed: a method's name, or the format's own.
-        bits_k: Of a code of K, the mean of all layers.
+        bits_k: Of a code of K, the mean of all layers; of tokens in tiers the mean of those before the window.
         bits_v: Of a code of V.
         effective_bits: Bits of one element in pages, scales and minima counted; residual and sinks not.
         bytes_per_token: Of all layers of a model, marginal; None without a model.
@@ -149,7 +152,7 @@ def _settled_tokens(form: CacheFormat) -> int:
 
 
 def mean_bits(form: ModelFormat, layers: int) -> tuple[float, float]:
-    """Return the bits of a code of K and of V, the mean of a model's *layers* that cache any.
+    """Return the bits of a code of K and of V, the mean of a model's *layers* that cache any, or of tokens in tiers.
 
     Raises:
         UnsupportedError: The format names layers that are not among them.
@@ -157,6 +160,8 @@ def mean_bits(form: ModelFormat, layers: int) -> tuple[float, float]:
     >>> mean_bits(read_format("k8v4@0=bf16"), 4)
     (10, 7)
     """
+    if isinstance(form, TieredFormat):
+        return form.bits
     stored = form.of_layers(layers) or form.parts
     return mean(one.key.bits for one in stored), mean(one.value.bits for one in stored)
 
@@ -170,15 +175,14 @@ def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
     """
     form = read_format(name)
     bits_k, bits_v = _model_bits(form, model)
-    block_tokens = max(64, *(part.key.group_size or 0 for part in form.parts))
-    layouts: Sequence[KVLayout] = ()
     unsupported = ""
+    grown, elements = 0.0, 0
     try:
-        layouts = model.layouts(form, block_tokens) if model else _reference_layouts(form, block_tokens)
+        grown, elements = _growth(form, model)
     except UnsupportedError as error:
         unsupported = str(error)
-    grown = sum(growth_bytes(layout, _settled_tokens(layout.format)) for layout in layouts)
-    elements = sum(2 * layout.kv_heads * layout.head_dim for layout in layouts)
+    except UnsupportedFormatError as error:
+        unsupported = error.message
     return FormatFacts(
         name=name if name in METHODS else form.name,
         format=form.name,
@@ -190,10 +194,25 @@ def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
             device: not unsupported and formats_refusal(kernel, form) is None
             for device, kernel in (("cpu", "cpu"), ("cuda", "triton"))
         },
-        bytes_per_token=grown if model and layouts else None,
+        bytes_per_token=grown if model and elements else None,
         unsupported=unsupported,
         learns=tuple(map(str, form.calibrated)),
     )
+
+
+def _growth(form: ModelFormat, model: ModelSpec | None) -> tuple[float, int]:
+    """Return the bytes that a token adds once residual, sinks and window are full, and its elements of K and V."""
+    block_tokens = max(64, *(part.key.group_size or 0 for part in form.parts))
+    if isinstance(form, TieredFormat):
+        tiers = (
+            lay_out_tiers(model, form, block_tokens)
+            if model
+            else TieredLayout(form, tuple(_reference_layout((tier.form,), block_tokens) for tier in form.tiers))
+        )
+        return tiers.growth_bytes(), tiers.elements
+    layouts = model.layouts(form, block_tokens) if model else _reference_layout(form.of_layers(1), block_tokens).layers
+    grown = sum(growth_bytes(layout, _settled_tokens(layout.format)) for layout in layouts)
+    return grown, sum(2 * layout.kv_heads * layout.head_dim for layout in layouts)
 
 
 def _model_bits(form: ModelFormat, model: ModelSpec | None) -> tuple[float, float]:
@@ -205,15 +224,17 @@ def _model_bits(form: ModelFormat, model: ModelSpec | None) -> tuple[float, floa
         raise UnsupportedFormatError(f"format {form}: {error}") from error
 
 
-def _reference_layouts(form: ModelFormat, block_tokens: int) -> list[KVLayout]:
-    """Return the layout of a layer of one head."""
-    return [
-        KVLayout(
-            format=one,
-            kv_heads=1,
-            head_dim=REFERENCE_HEAD_DIM,
-            block_tokens=block_tokens,
-            float_type=one.float_type or FloatType.BF16,
+def _reference_layout(forms: Sequence[CacheFormat], block_tokens: int) -> ModelLayout:
+    """Return the layout of layers of one head, one of each of *forms*."""
+    return ModelLayout(
+        tuple(
+            KVLayout(
+                format=one,
+                kv_heads=1,
+                head_dim=REFERENCE_HEAD_DIM,
+                block_tokens=block_tokens,
+                float_type=one.float_type or FloatType.BF16,
+            )
+            for one in forms
         )
-        for one in form.of_layers(1)
-    ]
+    )

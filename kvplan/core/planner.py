@@ -6,17 +6,16 @@ from math import inf
 
 from kvplan.core.assessments import Measurements, assess, tpot_percent
 from kvplan.core.formats import mean_bits, read_format
-from kvplan.core.memory import MemoryModel
 from kvplan.core.plans import Option, Outcome, Plan, Status
 from kvplan.core.remedies import find_remedies
 from kvplan.core.sentences import bottleneck, remarks, sentence
 from kvplan.core.settings import Setting
 from kvplan.core.specs import ModelSpec
+from kvplan.core.tiered_memory import runtime_memory
 from kvplan.core.workloads import Workload
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.format import UnsupportedError
 from kvplan_kernels.layer_formats import ModelFormat
-from kvplan_kernels.layout import Order
 
 
 def make_plan(
@@ -138,13 +137,5 @@ def runtime_setting(form: ModelFormat, block_tokens: int, model: ModelSpec) -> S
         block_tokens=block_tokens,
         bits=mean_bits(form, model.caching_layers),
         measured_as=form,
-        memory_of=partial(_runtime_memory, form, block_tokens),
-    )
-
-
-def _runtime_memory(
-    form: ModelFormat, block_tokens: int, workload: Workload, model: ModelSpec, memory_bytes: int, order: Order
-) -> MemoryModel:
-    return MemoryModel(
-        model=model, workload=workload, form=form, block_tokens=block_tokens, memory_bytes=memory_bytes, order=order
+        memory_of=partial(runtime_memory, form, block_tokens),
     )

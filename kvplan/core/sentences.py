@@ -9,6 +9,7 @@ from kvplan.core.specs import LayerKind, ModelSpec
 from kvplan.core.verdicts import quality_text
 from kvplan.core.workloads import Workload
 from kvplan.units import format_bytes
+from kvplan_kernels.tier_formats import TieredFormat
 
 LONGER: Final = 2.0
 """Sequences longer than the longest scored text by this factor are worth a sentence."""
@@ -48,7 +49,8 @@ def bits_text(option: Option) -> str:
     """Return what a setting does to K and V: 'to 8 bits', 'K to 8 bits and V to 4', 'to 5.5 bits on average'."""
     key, value = option.setting.bits
     form = option.setting.measured_as
-    mean = " on average" if form is not None and len(form.parts) > 1 else ""
+    mixed = form is not None and (len(form.parts) > 1 or isinstance(form, TieredFormat))
+    mean = " on average" if mixed else ""
     return f"to {key:.4g} bits{mean}" if key == value else f"K to {key:.4g} bits and V to {value:.4g}{mean}"
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvplan.core.allocation import Allocation, CachePart, Setup
 from kvplan.core.packing import EngineFormat, Packing
+from kvplan.core.records import Load
 from kvplan.core.specs import LayerSpec, ModelSpec, StateCache
 from kvplan.engines.limits import Limits
 from kvplan.errors import UnsupportedFormatError, UnsupportedModelError, UnsupportedSettingError
@@ -29,6 +30,7 @@ class Launch:
         format: As the engine names it.
         sequences: The most at once.
         blocks: Of the pool; 0 leaves it to the engine.
+        loads: What the pool is for, bucket by bucket.
         memory_utilization: The part of the device that the engine may use, 0 to 1.
         kernel: Implementation and path that was measured, of kvplan's own runtime.
     """
@@ -39,6 +41,7 @@ class Launch:
     context_tokens: int
     sequences: int
     blocks: int = 0
+    loads: tuple[Load, ...] = ()
     tensor_parallel: int = 1
     pipeline_parallel: int = 1
     max_batched_tokens: int | None = None

@@ -14,10 +14,12 @@ from kvplan.core.layouts import ModelLayout, lay_out
 from kvplan.core.logical import logical_size
 from kvplan.core.specs import ModelSpec
 from kvplan.engines.engine import CHECKPOINT, GGUF, Engine, Launch, LaunchText
+from kvplan.engines.kvplan_tiers import TieredAllocation
 from kvplan.engines.limits import Limits
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.layer_formats import LayerFormats, ModelFormat
 from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.tier_formats import TieredFormat
 
 NAME: Final = "kvplan"
 BLOCK_TOKENS: Final = 64
@@ -103,7 +105,7 @@ def _in_16_bits(layout: KVLayout, tokens: int) -> int:
     return 2 * layout.kv_heads * layout.head_dim * kept
 
 
-def allocate(model: ModelSpec, format_name: str, setup: Setup) -> RuntimeAllocation:
+def allocate(model: ModelSpec, format_name: str, setup: Setup) -> Allocation:
     """Return the allocation of kvplan's runtime.
 
     Raises:
@@ -112,7 +114,12 @@ def allocate(model: ModelSpec, format_name: str, setup: Setup) -> RuntimeAllocat
     """
     if setup.tensor_parallel != 1 or setup.pipeline_parallel != 1:
         raise UnsupportedFormatError("kvplan's runtime works on one device", hint="leave --tp and --pp out")
-    allocation = RuntimeAllocation(model=model, form=read_format(format_name), setup=setup)
+    form = read_format(format_name)
+    if isinstance(form, TieredFormat):
+        tiered = TieredAllocation(model=model, form=form, block_tokens=setup.block_tokens or BLOCK_TOKENS, setup=setup)
+        tiered.logical_bytes(setup.context_tokens)
+        return tiered
+    allocation = RuntimeAllocation(model=model, form=form, setup=setup)
     allocation.logical_bytes(setup.context_tokens)
     assert allocation.layout.layers
     return allocation
@@ -127,9 +134,26 @@ def launch(setting: Launch) -> LaunchText:
     chosen = "" if implementation in ("", _DEFAULT_KERNEL) else f', kernel="{implementation}"'
     form = read_format(setting.format)
     learned = ", calibration=calibration" if form.calibrated else ""
+    if isinstance(form, TieredFormat):
+        return LaunchText(command=_tiered_command(form, setting, chosen))
     held = f"block_tokens={setting.block_tokens}, blocks={setting.blocks}, slots={setting.sequences}"
     parse = "parse_formats" if isinstance(form, LayerFormats) else "parse"
     return LaunchText(command=f'Runtime(loaded, {parse}("{setting.format}"), {held}{chosen}{learned})')
+
+
+def _tiered_command(form: TieredFormat, setting: Launch, chosen: str) -> str:
+    """Return the call of the runtime in tiers, with the blocks that the loads need of each."""
+    needed = [
+        [
+            load.sequences * count
+            for count in form.blocks(bucket.total_tokens, setting.block_tokens, bucket.prompt_tokens)
+        ]
+        for load in setting.loads
+        for bucket in [load.bucket]
+    ]
+    blocks = tuple(map(sum, zip(*needed, strict=True)))
+    held = f"block_tokens={setting.block_tokens}, blocks={blocks}, slots={setting.sequences}"
+    return f'TieredRuntime(loaded, parse_formats("{setting.format}"), {held}{chosen})'
 
 
 LIMITS: Final = Limits(

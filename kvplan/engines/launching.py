@@ -1,6 +1,7 @@
 """How an engine is started with the setting that a plan picked."""
 
 from kvplan.core.plans import Plan
+from kvplan.core.records import Load
 from kvplan.core.workloads import Workload
 from kvplan.engines import find_engine
 from kvplan.engines.engine import Launch, LaunchText
@@ -17,6 +18,7 @@ def launch_text(plan: Plan, workload: Workload) -> LaunchText:
             block_tokens=pick.block_tokens,
             context_tokens=max(bucket.total_tokens for bucket in workload.buckets),
             sequences=pick.slots,
+            loads=tuple(Load(bucket=b, sequences=b.sequences(workload.target.concurrency)) for b in workload.buckets),
             blocks=pick.blocks,
             tensor_parallel=workload.tensor_parallel,
             pipeline_parallel=workload.pipeline_parallel,

@@ -13,9 +13,15 @@ from kvplan.units import format_bytes
 from kvplan_kernels.format import UnsupportedError
 from kvplan_kernels.layer_formats import check_formats, parse_formats
 from kvplan_kernels.layout import order_of
+from kvplan_kernels.tier_formats import TieredFormat
 
 CACHE_MEMORY_SHARE: Final = 0.7
 """Of the memory left beside the weights, for one cell's cache; the rest is for activations, buffers and the system."""
+
+UNTIMED_TIERS: Final = (
+    "tokens are put into tiers by torch, one operation after another, and no time of that is one of a server; its "
+    "bytes and its quality are known"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,8 +109,11 @@ def _settle(key: CellKey, spec: ModelSpec, workload: Workload, setting: Setting)
             f"bucket {longest.name} holds {longest.total_tokens} tokens, {spec.name} was made for {spec.context_tokens}"
         )
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=reason)
+    form = parse_formats(key.format)
+    if isinstance(form, TieredFormat):
+        return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=f"{form}: {UNTIMED_TIERS}")
     try:
-        check_formats(setting.kernel.partition("/")[0], parse_formats(key.format))
+        check_formats(setting.kernel.partition("/")[0], form)
         figures = exact_figures(key, spec)
     except UnsupportedError as error:
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=str(error))

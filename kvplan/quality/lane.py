@@ -9,6 +9,7 @@ from kvplan.core.allocation import Setup
 from kvplan.core.layouts import lay_out
 from kvplan.core.packing import EngineFormat
 from kvplan.core.specs import ModelSpec
+from kvplan.core.tiers import lay_out_tiers
 from kvplan.engines import transformers_cache
 from kvplan.engines.engine import find_format
 from kvplan.engines.formats import refuse_format
@@ -20,9 +21,11 @@ from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.ops import Kernel, unfused
 from kvplan.runtime.server import Server
 from kvplan.runtime.session import Runtime
+from kvplan.runtime.tiered import TieredRuntime
 from kvplan.store.calibrations import Calibration, learned_digest
 from kvplan_kernels.format import CacheFormat, UnsupportedError, parse
 from kvplan_kernels.layer_formats import ModelFormat, parse_formats
+from kvplan_kernels.tier_formats import TieredFormat
 
 _LIBRARY: Final = f"{transformers_cache.NAME}:"
 
@@ -130,6 +133,49 @@ class FormatLane(Lane):
         return runtime
 
 
+class TieredLane(Lane):
+    """A format in tiers, in pages, through kvplan's kernels.
+
+    Attributes:
+        form: The format.
+    """
+
+    def __init__(self, form: TieredFormat) -> None:
+        self.form = form
+        self.name = form.name
+        self.quantized = form.quantized
+
+    def quantized_positions(self, spec: ModelSpec, passage: Passage) -> int:
+        """Return those that read a quantized token or miss a dropped one; see `Lane.quantized_positions`."""
+        del spec
+        first = len(passage.prompt)
+        return sum(self._loses(position, first) for position in range(first, first + len(passage.fed)))
+
+    def _loses(self, position: int, prompt_tokens: int) -> bool:
+        lengths = self.form.lengths(position + 1, prompt_tokens)
+        stored = zip(self.form.tiers, lengths, strict=True)
+        return sum(lengths) <= position or any(tier.form.quantized and length for tier, length in stored)
+
+    def check(self, spec: ModelSpec, documents: Sequence[Passage], room: Room) -> None:
+        """Refuse windows that hold every document; see `Lane.check`."""
+        lay_out_tiers(spec, self.form, room.block_tokens)
+        if self.quantized and not any(self.quantized_positions(spec, document) for document in documents):
+            raise InputError(
+                f"format {self.name}: all tokens that are scored attend to all others in 16 bits; documents have "
+                f"{documents[0].tokens} tokens, the window {self.form.window_tokens}",
+                hint="use a longer context",
+            )
+
+    def open(self, loaded: LoadedModel, room: Room) -> TieredRuntime:
+        """Return a runtime with pages for the whole batch, whatever of each passage is its prompt."""
+        layout = lay_out_tiers(loaded.spec, self.form, room.block_tokens)
+        most = map(max, layout.blocks(room.tokens), layout.blocks(room.tokens, prompt_tokens=0))
+        return TieredRuntime(
+            loaded, self.form, block_tokens=room.block_tokens, blocks=tuple(room.batch * count for count in most),
+            slots=room.batch, kernel=room.kernel, threads=room.threads,
+        )  # fmt: skip
+
+
 class LibraryLane(Lane):
     """A quantized cache of transformers, by the library's own classes.
 
@@ -172,6 +218,8 @@ def read_lane(name: str, spec: ModelSpec) -> Lane:
         own = parse_formats(name)
     except UnsupportedError as error:
         raise refuse_format(name, str(error)) from error
+    if isinstance(own, TieredFormat):
+        return TieredLane(own)
     return FormatLane(own, unfused=own == reference_format(spec))
 
 

@@ -82,6 +82,23 @@ def attend_masked(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, at
 
 def _attend_scores(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, attention: LayerAttention) -> Tensor:
     """Attend in float32 with softcap and sink logits, which torch's own function does not take."""
+    weights = _weights(query, key, allowed, attention)
+    return (weights @ value.float().repeat_interleave(query.shape[1] // key.shape[1], dim=1)).to(query.dtype)
+
+
+def attention_weights(query: Tensor, key: Tensor, attention: LayerAttention) -> Tensor:
+    """Return the probabilities that queries give to tokens, float32 [query_heads, queries, tokens].
+
+    Args:
+        query: [query_heads, queries, head_dim]; the last is the last key's own.
+        key: [kv_heads, tokens, head_dim].
+        attention: Scale, window, softcap and sink logits.
+    """
+    allowed = _allowed(query.shape[1], key.shape[1], attention.options.window, query.device)
+    return _weights(query[None], key[None], allowed, attention)[0]
+
+
+def _weights(query: Tensor, key: Tensor, allowed: Tensor, attention: LayerAttention) -> Tensor:
     options, ratio = attention.options, query.shape[1] // key.shape[1]
     keys = key.float().repeat_interleave(ratio, dim=1)
     scores = query.float() @ keys.transpose(2, 3) * options.scale
@@ -90,7 +107,5 @@ def _attend_scores(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor, a
     scores.masked_fill_(~allowed, -torch.inf)
     if attention.sink_logits is not None:
         sinks = attention.sink_logits.view(1, -1, 1, 1).expand(*scores.shape[:3], 1)
-        weights = torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
-    else:
-        weights = scores.softmax(-1)
-    return (weights @ value.float().repeat_interleave(ratio, dim=1)).to(query.dtype)
+        return torch.cat([scores, sinks], dim=-1).softmax(-1)[..., :-1]
+    return scores.softmax(-1)

@@ -130,7 +130,7 @@ class _LibraryIntake:
         self.sequence = sequence
         self._runtime = runtime
 
-    def store(self, layer: int, key: Tensor, value: Tensor, poisons: Tensor) -> None:
+    def store(self, layer: int, query: Tensor, key: Tensor, value: Tensor, poisons: Tensor) -> None:
         self._runtime.append(self.sequence, layer, key, value)
 
 

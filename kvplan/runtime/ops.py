@@ -49,6 +49,7 @@ class Decode(Protocol):
         sink_logits: Tensor | None = None,
         positions: Tensor | None = None,
         received: bool = False,
+        lse: bool = False,
     ) -> DecodeResult:
         """Attend to a layer's cache."""
 
@@ -197,9 +198,10 @@ def unfused(ops: Ops) -> Ops:
         sink_logits: Tensor | None = None,
         positions: Tensor | None = None,
         received: bool = False,
+        lse: bool = False,
     ) -> DecodeResult:
-        if received:
-            raise ValueError("torch's attention does not tell what each token received")
+        if received or lse:
+            raise ValueError("torch's attention tells nothing but its output")
         key, value = ops.dequantize(cache, batch)
         if positions is None:
             queries = torch.arange(query.shape[1], device=query.device)

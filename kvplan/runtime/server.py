@@ -75,8 +75,11 @@ class Intake(Protocol[HeldT]):
 
     sequence: HeldT
 
-    def store(self, layer: int, key: Tensor, value: Tensor, poisons: Tensor) -> None:
-        """Store one layer's K and V of the whole prompt, [1, kv_heads, tokens, head_dim]; count poisoned groups."""
+    def store(self, layer: int, query: Tensor, key: Tensor, value: Tensor, poisons: Tensor) -> None:
+        """Store one layer's K and V of the whole prompt, [1, kv_heads, tokens, head_dim]; count poisoned groups.
+
+        What its tokens received is told by *query*, [1, query_heads, tokens, head_dim].
+        """
 
 
 class OrderedStep:
@@ -117,7 +120,7 @@ class _FreshStep(OrderedStep):
         output = attend_fresh(query, key, value, self.layers[layer])
         with self.appending.running():
             for intake in self._intakes:
-                intake.store(layer, key, value, self.poisons)
+                intake.store(layer, query, key, value, self.poisons)
         return output
 
 

@@ -49,7 +49,7 @@ class _PagedIntake:
         self._batch = runtime.pool.batch([sequence])
         self._counts = torch.tensor([tokens], dtype=torch.int32, device=runtime.ops.device)
 
-    def store(self, layer: int, key: Tensor, value: Tensor, poisons: Tensor) -> None:
+    def store(self, layer: int, query: Tensor, key: Tensor, value: Tensor, poisons: Tensor) -> None:
         keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
         cache, most = self._caches[layer], keys.shape[0]
         self._ops.append_counting(cache, self._batch, keys, values, self._counts, poisons, most=most)

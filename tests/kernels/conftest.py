@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kvplan_kernels.cache import TORCH_FLOAT
 from kvplan_kernels.cases import Case, Data
-from kvplan_kernels.decode.op import ACCURACY, QUANTIZATION_SHARE, output_bound, received_bound
+from kvplan_kernels.decode.op import ACCURACY, QUANTIZATION_SHARE, lse_bound, output_bound, received_bound
 from kvplan_kernels.decode.reference import attend
 from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.format import TensorFormat
@@ -98,6 +98,12 @@ def assert_decode_agrees(
         error = found.output[row] - definition.output[row]
         bound = output_bound(query, key, value, inputs.options, ACCURACY[kernel])
         assert float(error.abs().max()) <= bound, (note, row, float(error.abs().max()), bound)
+        if definition.lse is not None:
+            assert found.lse is not None
+            seen = definition.lse[row].isfinite()
+            assert torch.equal(found.lse[row].isfinite(), seen), (note, row)
+            gap = float((found.lse[row] - definition.lse[row])[seen].abs().max()) if seen.any() else 0.0
+            assert gap <= lse_bound(query, key, inputs.options, ACCURACY[kernel]), (note, row, gap)
         if definition.received is not None:
             assert found.received is not None
             gap = float((found.received[row] - definition.received[row]).abs().max())

@@ -78,6 +78,7 @@ def test_decode_agrees(
         sink_logits=inputs.sink_logits,
         positions=inputs.positions,
         received=case.received,
+        lse=True,
     )
     for variant in variants:
         monkeypatch.setenv(VARIANT, variant)
@@ -89,6 +90,7 @@ def test_decode_agrees(
             sink_logits=inputs.sink_logits,
             positions=inputs.positions,
             received=case.received,
+            lse=True,
             threads=case.threads,
         )
         assert found.output.shape == definition.output.shape

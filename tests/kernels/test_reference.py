@@ -217,14 +217,17 @@ def expected_group(x: Array, bits: int) -> Array:
     return result
 
 
-def attention(query: Array, key: Array, value: Array, visible: Array, options: AttentionOptions, sink: float) -> Array:
-    """Return softmax attention in float64 of one query head; *sink* is the logit without a value."""
+def attention(
+    query: Array, key: Array, value: Array, visible: Array, options: AttentionOptions, sink: float
+) -> tuple[Array, float]:
+    """Return weights and log-sum-exp in float64 of one query head; *sink* is the logit without a value."""
     score = key.astype(np.float64) @ query.astype(np.float64) * options.scale
     if options.softcap:
         score = options.softcap * np.tanh(score / options.softcap)
-    weight = np.where(visible, np.exp(score - max(score.max(initial=-1e9), sink)), 0)
-    total = weight.sum() + np.exp(sink - max(score.max(initial=-1e9), sink))
-    return weight / total if total else weight
+    most = max(score.max(initial=-1e9), sink)
+    weight = np.where(visible, np.exp(score - most), 0)
+    total = weight.sum() + np.exp(sink - most)
+    return (weight / total, float(np.log(total) + most)) if total else (weight, -np.inf)
 
 
 @pytest.mark.parametrize("order", Order)
@@ -315,8 +318,10 @@ def test_decode_is_attention(name: str, heads: int, head_dim: int, block: int, e
         sink_logits=sinks,
         positions=positions if extras in ("positions", "all") else None,
         received=True,
+        lse=True,
     )
     assert result.received is not None
+    assert result.lse is not None
     received = np.zeros(result.received.shape)
     for row, sequence in enumerate(sequences(filled.cache, filled.batch)):
         key, value = sequence.dense("k").numpy(), sequence.dense("v").numpy()
@@ -326,10 +331,13 @@ def test_decode_is_attention(name: str, heads: int, head_dim: int, block: int, e
             visible = (token <= at) & (token > at - (options.window or 10**9))
             sink = -np.inf if sinks is None else float(sinks[head])
             with np.errstate(invalid="ignore"):
-                weight = attention(query[row, column, head].numpy(), key[head // ratio], value, visible, options, sink)
+                weight, lse = attention(
+                    query[row, column, head].numpy(), key[head // ratio], value, visible, options, sink
+                )
             output = weight @ value[head // ratio].astype(np.float64)
             received[row, head, : sequence.length] += weight
             np.testing.assert_allclose(result.output[row, column, head].numpy(), output, atol=3e-6)
+            np.testing.assert_allclose(result.lse[row, column, head].numpy(), lse, atol=3e-6)
     np.testing.assert_allclose(result.received.numpy(), received, atol=3e-6)
 
 

@@ -48,10 +48,11 @@ def test_attention_of_rotated_tensors_is_attention(head_dim: int, seed: int) -> 
     query = torch.randn(3, 4, head_dim, generator=noise)
     key, value = (torch.randn(2, 50, head_dim, generator=noise) for _ in range(2))
     options, positions = AttentionOptions(scale=head_dim**-0.5), torch.tensor([47, 48, 49])
-    plain, received = attend(query, key, value, positions, options)
-    turned, turned_received = attend(*(butterflies(t) for t in (query, key, value)), positions, options)
+    plain, received, lse = attend(query, key, value, positions, options)
+    turned, turned_received, turned_lse = attend(*(butterflies(t) for t in (query, key, value)), positions, options)
     torch.testing.assert_close(butterflies(turned), plain, atol=1e-4, rtol=0)
     torch.testing.assert_close(turned_received, received, atol=1e-4, rtol=0)
+    torch.testing.assert_close(turned_lse, lse, atol=1e-4, rtol=0)
 
 
 def test_formats_without_rotation_take_tensors_as_they_are() -> None:

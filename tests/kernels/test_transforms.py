@@ -58,7 +58,7 @@ def test_attention_at_16_bits_is_unchanged(name: str, head_dim: int, seed: int) 
 
     def attention(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         by_head = (tensor.double().transpose(0, 1) for tensor in (k, v))
-        return attend(q.double(), *by_head, positions, options)
+        return attend(q.double(), *by_head, positions, options)[:2]
 
     plain, received = attention(query, key, value)
     grouped = query.unflatten(1, (2, 3)).transpose(1, 2)
@@ -94,12 +94,14 @@ def test_tokens_that_are_held_in_16_bits_give_the_attention_of_16_bits(name: str
         pytest.skip(reason)
     inputs = make_inputs(asked, order_of(kernel))
     inputs.fill(OPS["append"].implementations[kernel].call)
-    found = OPS["decode"].implementations[kernel].call(inputs.cache, inputs.batch, inputs.query, inputs.options)
+    decoded = OPS["decode"].implementations[kernel].call
+    found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options, lse=True)
     for row, length in enumerate(inputs.batch.lengths.tolist()):
         key, value = (tensor[:length].transpose(0, 1) for tensor in (inputs.key, inputs.value))
         positions = torch.arange(length - 3, length)
-        expected = attend(inputs.query[row], key, value, positions, inputs.options)[0]
-        torch.testing.assert_close(found.output[row], expected, atol=2e-2, rtol=0)
+        output, _, lse = attend(inputs.query[row], key, value, positions, inputs.options)
+        torch.testing.assert_close(found.output[row], output, atol=2e-2, rtol=0)
+        torch.testing.assert_close(found.lse[row], lse, atol=2e-2, rtol=0)
 
 
 def case(name: str, **changes: object) -> Case:
@@ -143,10 +145,12 @@ def test_every_implementation_transforms_alike(kernel: str, name: str, lengths: 
     inputs.fill(implementations["append"].call)
     defined = make_inputs(asked)
     defined.fill()
-    expected = decode(defined.cache, defined.batch, defined.query, defined.options, received=True)
-    found = implementations["decode"].call(inputs.cache, inputs.batch, inputs.query, inputs.options, received=True)
+    told = {"received": True, "lse": True}
+    expected = decode(defined.cache, defined.batch, defined.query, defined.options, **told)
+    found = implementations["decode"].call(inputs.cache, inputs.batch, inputs.query, inputs.options, **told)
     torch.testing.assert_close(found.output, expected.output, atol=2e-2, rtol=0)
     torch.testing.assert_close(found.received, expected.received, atol=2e-2, rtol=0)
+    torch.testing.assert_close(found.lse, expected.lse, atol=2e-2, rtol=0)
     dense = implementations["dequantize"].call(inputs.cache, inputs.batch)
     for one, other in zip(dense, dequantize(defined.cache, defined.batch), strict=True):
         torch.testing.assert_close(one.float(), other.float(), atol=2e-2, rtol=2e-2)

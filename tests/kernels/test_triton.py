@@ -101,12 +101,16 @@ def decoded(
     options: AttentionOptions,
     *,
     received: bool = False,
+    lse: bool = False,
     **extras: Tensor | None,
 ) -> DecodeResult:
     """Return what the device makes of a call, on the CPU."""
     there = {name: None if tensor is None else tensor.to(DEVICE) for name, tensor in extras.items()}
-    found = gpu.decode(moved(cache), moved_batch(batch), query.to(DEVICE), options, received=received, **there)
-    return DecodeResult(output=found.output.cpu(), received=None if found.received is None else found.received.cpu())
+    found = gpu.decode(moved(cache), moved_batch(batch), query.to(DEVICE), options, received=received, lse=lse, **there)
+    told = {name: getattr(found, name) for name in ("received", "lse")}
+    return DecodeResult(
+        output=found.output.cpu(), **{name: None if told is None else told.cpu() for name, told in told.items()}
+    )
 
 
 def appended_to(cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor) -> int:
@@ -127,9 +131,10 @@ def filled(case: Case) -> Inputs:
 @pytest.mark.parametrize("case", [pytest.param(case, id=str(case)) for case in chosen()])
 def test_decode_agrees(case: Case, assert_decode_agrees: Callable[..., None]) -> None:
     inputs = filled(case)
+    arguments = (inputs.cache, inputs.batch, inputs.query, inputs.options)
     extras = {"sink_logits": inputs.sink_logits, "positions": inputs.positions}
-    definition = decode(inputs.cache, inputs.batch, inputs.query, inputs.options, received=case.received, **extras)
-    found = decoded(inputs.cache, inputs.batch, inputs.query, inputs.options, received=case.received, **extras)
+    definition = decode(*arguments, received=case.received, lse=True, **extras)
+    found = decoded(*arguments, received=case.received, lse=True, **extras)
     assert found.output.shape == definition.output.shape
     assert_decode_agrees(case, inputs, found, definition, "triton", "triton")
 
@@ -179,7 +184,7 @@ def assert_all_agree(case: Case, assert_decode_agrees: Callable[..., None]) -> N
     for one, definition in zip(read, dequantize(cache, inputs.batch), strict=True):
         assert torch.equal(bits_of(one), bits_of(definition))
     arguments = (inputs.cache, inputs.batch, inputs.query, inputs.options)
-    extras = {"received": case.received, "positions": inputs.positions}
+    extras = {"received": case.received, "lse": True, "positions": inputs.positions}
     assert_decode_agrees(case, inputs, decoded(*arguments, **extras), decode(*arguments, **extras), "triton", "triton")
 
 

@@ -22,6 +22,7 @@ def decode(
     sink_logits: Tensor | None = None,
     positions: Tensor | None = None,
     received: bool = False,
+    lse: bool = False,
     threads: int | None = None,
 ) -> DecodeResult:
     """Return the attention of *query* over the tokens that each sequence holds; `reference.decode` defines it.
@@ -34,6 +35,7 @@ def decode(
         sink_logits: As in the definition.
         positions: As in the definition.
         received: As in the definition.
+        lse: As in the definition.
         threads: Threads to run on, None for torch's own count.
     """
     library = loader.library()
@@ -46,6 +48,7 @@ def decode(
     output = torch.empty(sequences, queries, heads, head_dim)
     tokens = max(batch.lengths.tolist(), default=0) if received else 0
     share = torch.empty(sequences, heads, tokens) if received else None
+    logarithms = torch.empty(sequences, queries, heads) if lse else None
     sink_logits = None if sink_logits is None else sink_logits.contiguous()
     positions = None if positions is None else positions.contiguous()
     restore = abi.restore_struct(cache, batch)
@@ -56,6 +59,7 @@ def decode(
         query.stride(2),
         output.data_ptr(),
         None if share is None else share.data_ptr(),
+        None if logarithms is None else logarithms.data_ptr(),
         None if sink_logits is None else sink_logits.data_ptr(),
         None if positions is None else positions.data_ptr(),
         None if restore is None else addressof(restore),
@@ -74,4 +78,4 @@ def decode(
     if status == abi.OUTSIDE:
         check_decode(cache, batch, query, options, sink_logits, positions)  # says which index it was
     abi.check_status("decode", status)
-    return DecodeResult(output=output, received=share)
+    return DecodeResult(output=output, received=share, lse=logarithms)

@@ -93,6 +93,7 @@ def decode(
     sink_logits: Tensor | None = None,
     positions: Tensor | None = None,
     received: bool = False,
+    lse: bool = False,
 ) -> DecodeResult:
     """Return the attention of *query* over the tokens that each sequence holds; `reference.decode` defines it.
 
@@ -107,6 +108,7 @@ def decode(
         sink_logits: As in the definition.
         positions: As in the definition.
         received: As in the definition.
+        lse: As in the definition.
     """
     check_buffers(cache, batch)
     check_query(cache, batch, query, options, sink_logits, positions)
@@ -118,7 +120,8 @@ def decode(
     query = query if query.stride(3) == 1 else query.contiguous()
     output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
     if not sequences:
-        return DecodeResult(output=output, received=output.new_zeros(0, heads, 0) if received else None)
+        share = output.new_zeros(0, heads, 0) if received else None
+        return DecodeResult(output=output, received=share, lse=output.new_zeros(0, queries, heads) if lse else None)
     ratio = heads // g.kv_heads
     rows, tiles = queries * ratio, tiling(g, queries * ratio)
     row_blocks = math.ceil(rows / tiles.rows)
@@ -157,8 +160,12 @@ def decode(
         output if sink_logits is None else sink_logits.contiguous(), output, row_maxima, row_totals, queries, ratio,
         rows, all_splits, G=g, CHUNK=MERGE_CHUNK, HAS_SINK_LOGITS=sink_logits is not None, num_warps=4,
     )  # fmt: skip
+    logarithms = None
+    if lse:
+        by_head = ((row_maxima + row_totals.log2()) / LOG2_E).view(sequences, g.kv_heads, queries, ratio)
+        logarithms = by_head.transpose(1, 2).reshape(sequences, queries, heads)
     if not received:
-        return DecodeResult(output=output)
+        return DecodeResult(output=output, lse=logarithms)
     from kvplan_kernels.decode import received_gpu_kernels
 
     tokens = _longest(cache, batch)
@@ -170,7 +177,7 @@ def decode(
         row_totals, share, *strides, queries, ratio, options.window or 0, scale, options.softcap or 0.0, tokens,
         page_tiles, ring_tiles, ROWS=padded_size(ratio, ROWS_MIN), num_warps=4, **compiled_for,
     )  # fmt: skip
-    return DecodeResult(output=output, received=share)
+    return DecodeResult(output=output, received=share, lse=logarithms)
 
 
 def _longest(cache: LayerCache, batch: Batch) -> int:

@@ -28,6 +28,7 @@ class DecodeCall(Protocol):
         sink_logits: Tensor | None = None,
         positions: Tensor | None = None,
         received: bool = False,
+        lse: bool = False,
     ) -> DecodeResult:
         """Return the attention of the queries."""
         ...
@@ -47,6 +48,8 @@ QUANTIZATION_SHARE: Final = 0.1
 """The most that an implementation's error may be of the error of quantizing, both as norms over a sequence's output."""
 
 _LEAST_NORMAL: Final = 2.0**-126
+_LSE_ROUNDING: Final = 2.0**-18
+"""What a logarithm of up to a few hundreds loses in float32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,20 @@ ACCURACY: Final = {
     "cpu": Accuracy(probability=2.0**-12, score=2.0**-15),
     "triton": Accuracy(probability=2.0**-7, score=2.0**-8),
 }
+
+
+def lse_bound(query: Tensor, key: Tensor, options: AttentionOptions, accuracy: Accuracy) -> float:
+    """Return how far the logarithm of a row's softmax denominator may be from the definition.
+
+    No weight is off by more than the factor that its bound allows, and so is their sum.
+
+    Args:
+        query: float32 [queries, query_heads, head_dim].
+        key: float32 [kv_heads, tokens, head_dim].
+        options: Scale, window and softcap.
+        accuracy: Of the implementation.
+    """
+    return _relative_bound(query, key, options, accuracy) + _LSE_ROUNDING
 
 
 def received_bound(query: Tensor, key: Tensor, options: AttentionOptions, accuracy: Accuracy) -> float:

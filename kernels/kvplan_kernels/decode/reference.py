@@ -22,6 +22,7 @@ def decode(
     sink_logits: Tensor | None = None,
     positions: Tensor | None = None,
     received: bool = False,
+    lse: bool = False,
 ) -> DecodeResult:
     """Return the attention of *query* over the tokens that each sequence holds.
 
@@ -37,6 +38,7 @@ def decode(
         sink_logits: float32 [query_heads]: one more logit in each softmax, without a value.
         positions: int32 [batch, queries]; the last tokens of the sequence where None.
         received: Whether to return the probability that each token received.
+        lse: Whether to return the logarithm of each softmax's denominator.
     """
     check_decode(cache, batch, query, options, sink_logits, positions)
     rows, queries, heads, head_dim = query.shape
@@ -45,15 +47,16 @@ def decode(
     longest = max(batch.lengths.tolist(), default=0)
     output = torch.zeros(rows, queries, heads, head_dim, device=query.device)
     share = torch.zeros(rows, heads, longest, device=query.device)
+    logarithms = torch.zeros(rows, queries, heads, device=query.device)
     for row, sequence in enumerate(sequences(cache, batch)):
         key = sequence.dense(KEY)
         if cache.rope is not None:
             key = restored_keys(cache, key, butterflies).to(TORCH_FLOAT[cache.layout.float_type]).float()
-        output[row], weights = attend(
+        output[row], weights, logarithms[row] = attend(
             query[row].float(), key, sequence.dense(VALUE), positions[row], options, sink_logits
         )
         share[row, :, : sequence.length] = weights
-    return DecodeResult(output=output, received=share if received else None)
+    return DecodeResult(output=output, received=share if received else None, lse=logarithms if lse else None)
 
 
 def attend(
@@ -63,8 +66,8 @@ def attend(
     positions: Tensor,
     options: AttentionOptions,
     sink_logits: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Return one sequence's attention over dense keys and values, and the probability each token received.
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return one sequence's attention over dense keys and values, what each token received, and each softmax's size.
 
     Args:
         query: float32 [queries, query_heads, head_dim].
@@ -75,10 +78,13 @@ def attend(
         sink_logits: float32 [query_heads] or None.
 
     Returns:
-        float32 [queries, query_heads, head_dim] and [query_heads, tokens].
+        float32 [queries, query_heads, head_dim], [query_heads, tokens] and [queries, query_heads]: probabilities summed
+        over the queries, and logarithms of the denominators.
     """
     tokens, heads = key.shape[1], query.shape[1]
     output, share = torch.zeros_like(query), torch.zeros(heads, tokens, device=query.device)
+    nothing = torch.full((heads,), -torch.inf, device=query.device) if sink_logits is None else sink_logits
+    lse = nothing.to(query.dtype).expand(query.shape[:2]).clone()
     for index, position in enumerate(positions.tolist()):
         first = 0 if options.window is None else max(0, position - options.window + 1)
         last = min(position + 1, tokens)
@@ -86,16 +92,15 @@ def attend(
             continue
         folded = query[index].view(key.shape[0], -1, key.shape[2])  # [kv_heads, query heads of each, head_dim]
         scores = (folded @ key[:, first:last].transpose(1, 2)).flatten(0, 1) * options.scale
-        weights = _weights(scores, options, sink_logits)
+        weights, lse[index] = _weights(scores, options, sink_logits)
         output[index] = (weights.view(key.shape[0], -1, last - first) @ value[:, first:last]).flatten(0, 1)
         share[:, first:last] += weights
-    return output, share
+    return output, share, lse
 
 
-def _weights(scores: Tensor, options: AttentionOptions, sink_logits: Tensor | None) -> Tensor:
-    """Return the probabilities [query_heads, tokens] of *scores* [query_heads, tokens]."""
+def _weights(scores: Tensor, options: AttentionOptions, sink_logits: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the probabilities of *scores* [query_heads, tokens], and the logarithms [query_heads] of what divides."""
     if options.softcap is not None:
         scores = options.softcap * torch.tanh(scores / options.softcap)
-    if sink_logits is None:
-        return scores.softmax(-1)
-    return torch.cat([scores, sink_logits[:, None]], dim=-1).softmax(-1)[:, :-1]
+    logits = scores if sink_logits is None else torch.cat([scores, sink_logits[:, None].to(scores.dtype)], dim=-1)
+    return logits.softmax(-1)[:, : scores.shape[1]], logits.logsumexp(-1)

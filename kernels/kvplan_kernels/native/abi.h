@@ -93,6 +93,7 @@ struct kvplan_decode_call {
   int64_t query_stride_sequence, query_stride_query, query_stride_head;
   float *output;             // contiguous, same shape
   float *received;           // [sequences, query_heads, received_tokens] or null
+  float *lse;                // [sequences, queries, query_heads] or null
   const float *sink_logits;  // [query_heads] or null
   const int32_t *positions;  // [sequences, queries] or null
   const kvplan_restore *restore;  // or null: keys lie as queries take them

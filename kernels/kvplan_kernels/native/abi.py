@@ -125,7 +125,7 @@ class DecodeCall(ctypes.Structure):
     _fields_ = [
         *_fields(c_void_p, "query"),
         *_fields(c_int64, "query_stride_sequence query_stride_query query_stride_head"),
-        *_fields(c_void_p, "output received sink_logits positions restore"),
+        *_fields(c_void_p, "output received lse sink_logits positions restore"),
         *_fields(c_int64, "received_tokens"),
         *_fields(c_int32, "query_type queries query_heads window"),
         *_fields(c_float, "scale softcap"),

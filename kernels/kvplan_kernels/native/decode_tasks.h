@@ -318,6 +318,7 @@ void merge_row(const Work &work, int sequence, int head, int row, const float *s
     memcpy(out + v * LANES, lanes, count * sizeof(float));
   }
   if (s.layout->rotated) rotate_row(out, s.dim);
+  if (c.lse) c.lse[((int64_t)sequence * c.queries + query) * c.query_heads + query_head] = (most + log2f(sum)) / LOG2_E;
   *maximum = most;
   *total = sum;
 }
