@@ -80,7 +80,9 @@ def make_inputs(case: Case, order: Order = Order.LANES) -> Inputs:
     layout = case.layout(order)
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
     key, value, query = _tensors(case, generator)
-    cache, empty, batch = _empty_cache(case, layout, generator, learn(layout.format, key, value, usual(layout.head_dim)))
+    cache, empty, batch = _empty_cache(
+        case, layout, generator, learn(layout.format, key, value, usual(layout.head_dim))
+    )
     heads = case.kv_heads * case.gqa_ratio
     shape = (len(case.lengths), case.queries)
     longest = max(case.lengths)

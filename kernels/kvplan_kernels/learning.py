@@ -15,6 +15,7 @@ from torch import Tensor
 from kvplan_kernels.folding import Side, fold_of
 from kvplan_kernels.format import CacheFormat, CodeTable, Lesson, Transform
 from kvplan_kernels.level_learning import LevelLearner
+from kvplan_kernels.outliers import cut
 from kvplan_kernels.parameters import (
     KEY_DIVISOR,
     KEY_LARGEST,
@@ -188,9 +189,13 @@ def as_stored(form: CacheFormat, lesson: Lesson, before: LayerParameters, seen: 
     def gradient(found: Tensor | None, side: Side) -> Tensor | None:
         return None if found is None else turned(side.asked(found))
 
+    def dense(values: Tensor) -> Tensor:
+        """Leave out what does not lie in codes, where codes are what is learned."""
+        return cut(values, form.outliers)[0] if lesson is CodeTable.LEVELS and form.outliers else values
+
     return Seen(
-        key=turned(fold.key.stored(seen.key)),
-        value=turned(fold.value.stored(seen.value)),
+        key=dense(turned(fold.key.stored(seen.key))),
+        value=dense(turned(fold.value.stored(seen.value))),
         key_gradient=gradient(seen.key_gradient, fold.key),
         value_gradient=gradient(seen.value_gradient, fold.value),
     )
@@ -206,9 +211,7 @@ def _without_rope(seen: Seen, rope: Rope | None) -> Seen:
     return replace(seen, key=rope.undone(seen.key, places, tokens), key_gradient=gradient)
 
 
-def learn(
-    form: CacheFormat, key: Tensor, value: Tensor, known: LayerParameters = NOTHING_LEARNED
-) -> LayerParameters:
+def learn(form: CacheFormat, key: Tensor, value: Tensor, known: LayerParameters = NOTHING_LEARNED) -> LayerParameters:
     """Return *known*, and what *form* learns from all of a layer's keys and values, [tokens, kv_heads, head_dim]."""
     for lesson in form.calibrated:
         one = learner(form, lesson)

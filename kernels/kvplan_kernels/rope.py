@@ -1,17 +1,17 @@
 """RoPE, undone before keys are stored and applied where they are read.
 
-A model hands over keys that its rotary embedding has turned: by the position times a frequency, in the plane of each
-pair of channels (Su et al. 2021, RoFormer, arXiv 2104.09864). Turning mixes channels that differ in size, and never the
-same way twice, so a scale of a channel fits keys better before it (Hooper et al. 2024, KVQuant, arXiv 2401.18079,
-section 3.2). Channel d of a key k at position t is
+A model hands over keys that its rotary embedding has turned: by position times frequency, in the plane of each pair of
+channels (Su et al. 2021, RoFormer, arXiv 2104.09864). Turning mixes channels that differ in size, and never the same
+way twice, so a scale of a channel fits keys better before it (Hooper et al. 2024, KVQuant, arXiv 2401.18079, section
+3.2). Channel d of a key k at position t is
 
     turned[d] = k[d] cos(t w[d]) - k[partner[d]] sin(t w[d])
 
 where the two channels of a pair have frequencies w of opposite sign. Whatever the frequencies are, what is undone is
 what is applied, and attention is unchanged: wrong ones would only be of no use.
 
-A rotation by t is one by a multiple of `NEAR` and one by what is left, both from tables in float32 that were computed in
-float64: so it is as exact at a million tokens as at the first.
+A rotation by t is one by a multiple of `NEAR` and one by what is left, both from tables in float32 that were computed
+in float64: so it is as exact at a million tokens as at the first.
 """
 
 import math
@@ -58,7 +58,7 @@ class Rope:
         return self._tables["lanes"]
 
     def far(self, tokens: int) -> Tensor:
-        """Return those of multiples of `NEAR`, float32 [rows, 2, head_dim], for positions under *tokens* and maybe more."""
+        """Return those of multiples of `NEAR`, float32 [rows, 2, head_dim], for positions under *tokens* or more."""
         rows = max(_FAR_MIN, 1 << math.ceil(math.log2(tokens // NEAR + 1)))
         if "far" not in self._tables or self._tables["far"].shape[0] < rows:
             self._tables["far"] = self._table(NEAR * torch.arange(rows, device="cpu"))
@@ -101,4 +101,13 @@ def rope_of(form: CacheFormat, known: LayerParameters) -> Rope | None:
     """
     if Transform.PREROPE not in form.transforms:
         return None
+    return rope_of_numbers(known)
+
+
+def rope_of_numbers(known: LayerParameters) -> Rope:
+    """Return the embedding that *known* has.
+
+    Raises:
+        UnsupportedError: It has none.
+    """
     return Rope(frequency=known[ROPE_FREQUENCY], partner=known[ROPE_PARTNER])
