@@ -37,7 +37,8 @@ LEARNED: Final[Mapping[Lesson, tuple[str, ...]]] = {
 """The tensors that each lesson is about.
 
 Those of `rope` are no lesson: the model has them, float64 and int64 [head_dim]. Orders are int64 [kv_heads, head_dim]:
-which channel is stored at a place. Levels are int64, one for each code, ascending from 0 to 255. Largest numbers are float32 [kv_heads]. All else is float32 [kv_heads, head_dim], by channel.
+which channel is stored at a place. Levels are int64, one for each code, ascending from 0 to 255. Largest numbers are
+float32 [kv_heads]. All else is float32 [kv_heads, head_dim], by channel.
 """
 _OF_HEADS: Final = (KEY_LARGEST, VALUE_LARGEST)
 _OF_PLACES: Final = (KEY_ORDER, VALUE_ORDER)
