@@ -163,7 +163,7 @@ def mean_bits(form: ModelFormat, layers: int) -> tuple[float, float]:
     if isinstance(form, TieredFormat):
         return form.bits
     stored = form.of_layers(layers) or form.parts
-    return mean(one.key.bits for one in stored), mean(one.value.bits for one in stored)
+    return mean(one.key.mean_bits for one in stored), mean(one.value.mean_bits for one in stored)
 
 
 def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:
