@@ -196,12 +196,8 @@ class KVLayout:
                 shape = self._metadata_shape(tensor)
                 found.append(Section(f"{prefix}_{name}", offset, tensor.number.bits // 8, shape))
                 offset += found[-1].nbytes
-            for name, size, shape in self._boost_sections(tensor):
-                found.append(Section(f"{prefix}_{name}", offset, size, shape))
-                offset += found[-1].nbytes
-            for name, size in (("outlier", 2), ("outlier_channel", 1)) if self._outliers(tensor) else ():
-                shape = (self._outliers(tensor), self.block_tokens)
-                found.append(Section(f"{prefix}_{name}", offset, size, shape))
+            for name, size, held in (*self._boost_sections(tensor), *self._outlier_sections(tensor)):
+                found.append(Section(f"{prefix}_{name}", offset, size, held))
                 offset += found[-1].nbytes
         return tuple(found)
 
@@ -218,8 +214,11 @@ class KVLayout:
             ("boost_channel", 1, (self.block_tokens // tensor.group_size, words * (WORD_BITS // BOOST_BITS))),
         )
 
-    def _outliers(self, tensor: TensorFormat) -> int:
-        return self.format.outliers if tensor.quantized else 0
+    def _outlier_sections(self, tensor: TensorFormat) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        if not tensor.quantized or not self.format.outliers:
+            return ()
+        shape = (self.format.outliers, self.block_tokens)
+        return ("outlier", FLOAT_BYTES, shape), ("outlier_channel", OUTLIER_BYTES - FLOAT_BYTES, shape)
 
     def section(self, name: str) -> Section:
         """Return the section called *name*; KeyError where the format has none."""

@@ -119,7 +119,7 @@ def write_codes(page: Tensor, layout: KVLayout, prefix: str, tokens: Tensor, cod
 
 
 def write_boosts(page: Tensor, layout: KVLayout, start: int, boosts: Boosts) -> None:
-    """Store the *boosts* of K, [kv_heads, ...], of groups that begin at token *start* of one page; zeros behind them."""
+    """Store the *boosts* of K, [kv_heads, ...], of groups from token *start* of one page on; zeros behind them."""
     groups, count = boosts.channel.shape[-2:]
     words, channel = (section_view(page, layout, name) for name in (f"{KEY}_boost", f"{KEY}_boost_channel"))
     write_key_codes(words, start + torch.arange(groups * boosts.group), boosts.low, BOOST_BITS)

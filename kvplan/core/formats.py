@@ -60,6 +60,7 @@ FORMATS: Final = {
     "kivi-k4v4-g64-r128": _KIVI,
     "kivi-k4v2-g64-r128": _KIVI,
     "kivi-k2v2-g64-r128": _KIVI,
+    "kivi-k2v2-g64-b1-r128": "2 more bits for the largest eighth of K's channels: Xia et al. 2025, Kitty, 2511.18643",
     "kivi-paper": _KIVI,
     **{
         f"{_LLAMA_CPP}:{name}": "llama.cpp's block of 32 channels: the values of its reference functions, bit for bit"

@@ -110,9 +110,7 @@ def add_weights(
             if CODES and K.boosts > 0:
                 if K.whole:
                     boosts, boosts_low, total = fold_boosts(rows, valid, meta, slab, start % G.block, G, K)
-                    score += folded_boost_scores(
-                        boosts, boosts_low, total, meta, slab, at % G.block, inside, scale, K
-                    )
+                    score += folded_boost_scores(boosts, boosts_low, total, meta, slab, at % G.block, inside, scale, K)
                 else:
                     score += boost_scores(rows, valid, meta, slab, at % G.block, inside, scale, G, K)
             if CODES and K.outliers > 0:

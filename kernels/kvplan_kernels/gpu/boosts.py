@@ -1,7 +1,7 @@
 """Boosted channels of K in Triton: what lies beside the codes of each group of tokens; `boosts` defines it.
 
-The low bits of a token's boosted channels are words of sixteen, in the order of K's codes in lanes, whatever the order of
-the codes is.
+The low bits of a token's boosted channels are words of sixteen, in the order of K's codes in lanes, whatever order
+the codes have.
 """
 
 import triton

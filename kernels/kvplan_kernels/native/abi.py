@@ -69,7 +69,8 @@ class TensorLayout(ctypes.Structure):
         ("ranked", c_uint8 * TABLE_LEVELS),
         ("middles", c_float * TABLE_LEVELS),
         *_fields(c_int32, "per_channel group keep_tokens quantum_tokens ring_tokens outliers boosts"),
-        *_fields(c_int64, "codes high scale minimum outlier outlier_channel boost boost_channel ring_offset sink_offset"),
+        *_fields(c_int64, "codes high scale minimum outlier outlier_channel boost boost_channel"),
+        *_fields(c_int64, "ring_offset sink_offset"),
     ]
 
 
