@@ -135,7 +135,8 @@ STORED_NAMES: Final = (
     "llama.cpp:q8_0/iq4_nl", "fp8_e5m2", "fp8_e5m2/int3-g16", "fp8_e4m3/sym-int4-g64", "kivi-k3v3-g32", "kivi-k1v5-g16",
     "sym-kivi-k4v6-g64-mfp32", "nuq4/nuq3", "k4v3-g64-c80", "k4v2-g32-o2",
     "sym-int4-c95", "nuq2/int4-g32", "static-int8/static-int4", "static-nuq3/nuq4-o1", "kivi-k2v2-g32-o1",
-    "fp8_e4m3/int4-o3",
+    "fp8_e4m3/int4-o3", "kivi-k2v2-g32-b1", "kivi-k2v4-g64-b2", "kivi-k3v2-g16-mfp32-b3", "kivi-k1v2-g32-b4",
+    "sym-kivi-k2v2-g64-mbf16-b2-o1",
 )  # fmt: skip
 """Ways to store in which every plane, map, fit and number occurs."""
 _FAMILIES: Final = ("", "kivi-", "kivi-paper-", "whole")

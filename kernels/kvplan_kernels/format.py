@@ -11,6 +11,8 @@ from typing import Final, TypeAlias
 
 from kvplan_kernels.methods import METHODS
 from kvplan_kernels.tensor_format import (
+    BOOST_BITS,
+    EIGHTHS,
     KEY_VALUE_BITS,
     LLAMA_CPP,
     STORED,
@@ -23,6 +25,7 @@ from kvplan_kernels.tensor_format import (
 )
 
 __all__ = [
+    "BOOSTED_EIGHTHS_MAX",
     "KEY_VALUE_BITS",
     "OUTLIERS_MAX",
     "TOKEN_GROUPS",
@@ -238,7 +241,8 @@ _UNQUANTIZED: Final = {str(t): _unquantized(t) for t in FloatType}
 _ALIASES: Final = {f"int{bits}": f"k{bits}v{bits}" for bits in KEY_VALUE_BITS} | {
     "kivi-paper": "kivi-paper-k2v2-g32-r128",  # KIVI's published settings: arXiv 2402.02750
 }
-_KEPT: Final = r"(?:-o(?P<outliers>[0-9]{1,3}))?(?:-r(?P<residual>[0-9]{1,7}))?(?:-s(?P<sinks>[0-9]{1,7}))?"
+_BESIDE: Final = r"(?:-b(?P<boosted>[0-9]{1,3}))?(?:-o(?P<outliers>[0-9]{1,3}))?"
+_KEPT: Final = _BESIDE + r"(?:-r(?P<residual>[0-9]{1,7}))?(?:-s(?P<sinks>[0-9]{1,7}))?"
 _NUMBERS: Final = "|".join(Number)
 _GROUPED: Final = rf"(?:-g(?P<group>[0-9]{{1,4}}))?(?:-m(?P<number>{_NUMBERS}))?(?:-c(?P<clip>[1-9][0-9]))?"
 _GRAMMAR: Final = re.compile(
@@ -248,6 +252,8 @@ _SYMMETRIC: Final = "sym-"
 _WHOLE_PERCENT: Final = 100
 OUTLIERS_MAX: Final = 16
 """Of a token and head, of K and of V."""
+BOOSTED_EIGHTHS_MAX: Final = 4
+"""Of the channels of K: with more than half of them boosted, more bits for all are as good."""
 _TENSOR: Final = re.compile(rf"(?P<fit>{_SYMMETRIC})?int(?P<bits>[0-9]{{1,3}})" + _GROUPED)
 _PAIR: Final = re.compile(r"(?P<key>[\w-]+?)(?:/(?P<value>[\w-]+?))?" + _KEPT)
 TIERS: Final = "tiers-"
@@ -257,8 +263,8 @@ _LATER: Final = "vllm:"
 _TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
 _PREFIXES: Final = "[prerope-][unbias-][smooth-][order-][scaled-[tensor-|channel-]][had-]"
 _CODES: Final = (
-    f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-o<outliers>][-r<residual>]"
-    "[-s<sinks>]"
+    f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-b<eighths>][-o<outliers>]"
+    "[-r<residual>][-s<sinks>]"
 )
 _HINT: Final = f"use bf16, fp16, {_CODES}, or {_PREFIXES} before one of the last"
 
@@ -288,8 +294,7 @@ def parse(name: str) -> CacheFormat:
         key = _tensor(name, pair["key"], stored)
         value = key if pair["value"] is None else _tensor(name, pair["value"], stored)
         if key is not None and value is not None:
-            outliers, residual, sinks = _kept(name, pair, (key, value))
-            return CacheFormat(key=key, value=value, outliers=outliers, residual_tokens=residual, sink_tokens=sinks)
+            return _with_kept(name, pair, key, value)
     if name.startswith(_LLAMA_CPP):
         raise UnsupportedError(f"format {name!r}: llama.cpp stores K and V as {', '.join(LLAMA_CPP)}, or two of them")
     if name.startswith(_LATER):
@@ -341,17 +346,39 @@ def _transform_refusal(form: CacheFormat) -> str | None:
     return None
 
 
-def _kept(name: str, match: re.Match[str], tensors: tuple[TensorFormat, TensorFormat]) -> tuple[int, int, int]:
-    """Return the outliers of a token, and the tokens of residual and sinks, that a name gives."""
-    outliers = int(match["outliers"] or 0)
+def _with_kept(name: str, match: re.Match[str], key: TensorFormat, value: TensorFormat) -> CacheFormat:
+    """Return the format of *key* and *value* with the boosts, outliers, residual and sinks that a name gives."""
+    outliers, boosted = int(match["outliers"] or 0), int(match["boosted"] or 0)
     if outliers > OUTLIERS_MAX:
         raise UnsupportedError(f"format {name!r}: {outliers} outliers of a token; up to {OUTLIERS_MAX}, as in -o2")
-    if outliers and any(tensor in LLAMA_CPP.values() or tensor.fit is Fit.NORM for tensor in tensors):
+    if outliers and any(tensor in LLAMA_CPP.values() or tensor.fit is Fit.NORM for tensor in (key, value)):
         raise UnsupportedError(
             f"format {name!r}: outliers are kept beside codes that must reach the largest element; leave -o{outliers} "
             "out, or take an int format"
         )
-    return outliers, int(match["residual"] or 0), int(match["sinks"] or 0)
+    if boosted and (reason := _boost_refusal(key, boosted)) is not None:
+        raise UnsupportedError(f"format {name!r}: {reason}")
+    return CacheFormat(
+        key=replace(key, boosted_eighths=boosted),
+        value=value,
+        outliers=outliers,
+        residual_tokens=int(match["residual"] or 0),
+        sink_tokens=int(match["sinks"] or 0),
+    )
+
+
+def _boost_refusal(key: TensorFormat, eighths: int) -> str | None:
+    """Return why *eighths* of the channels of K cannot be boosted, or None."""
+    if key.axis is not Axis.CHANNEL:
+        return (
+            "a channel of K has more bits where it has a scale of its own; "
+            f"leave -b{eighths} out, or take a kivi format, as kivi-k2v2-g128-b{eighths}"
+        )
+    if eighths > BOOSTED_EIGHTHS_MAX:
+        return f"{eighths} of {EIGHTHS} channels boosted; up to {BOOSTED_EIGHTHS_MAX}, as in -b1"
+    if key.bits + BOOST_BITS > max(KEY_VALUE_BITS):
+        return f"K has {key.bits} bits, and a boosted channel {BOOST_BITS} more; leave -b{eighths} out"
+    return None
 
 
 def _tensor(name: str, part: str, stored: Mapping[str, TensorFormat]) -> TensorFormat | None:
@@ -392,21 +419,14 @@ def _build(name: str, match: re.Match[str]) -> CacheFormat:
     family = match["family"]
     key = _grouped(name, match, "K", int(match["key"]), Axis.CHANNEL if family else Axis.TOKEN)
     value = _grouped(name, match, "V", int(match["value"]), Axis.TOKEN)
-    outliers, residual, sinks = _kept(name, match, (key, value))
-    group = key.group_size
+    form = _with_kept(name, match, key, value)
+    group, residual = key.group_size, form.residual_tokens
     if family and group is None:
         raise UnsupportedError(f"format {name!r}: KIVI needs a group size, as in {name}-g64")
     paper = family == "kivi-paper-"
     if paper and (residual == 0 or group is None or residual % group):
         raise UnsupportedError(f"format {name!r}: kivi-paper needs a residual that is a multiple of the group size")
-    return CacheFormat(
-        key=key,
-        value=value,
-        residual_tokens=residual,
-        sink_tokens=sinks,
-        outliers=outliers,
-        rule=ResidualRule.KIVI_PAPER if paper else ResidualRule.GROUP,
-    )
+    return replace(form, rule=ResidualRule.KIVI_PAPER) if paper else form
 
 
 def _format_name(form: CacheFormat) -> str:
@@ -424,14 +444,15 @@ def _format_name(form: CacheFormat) -> str:
 def _stored_name(form: CacheFormat) -> str:
     """Return the part of a name that says how codes are stored."""
     key, value = form.key, form.value
-    if replace(key, bits=8, axis=Axis.TOKEN) != replace(value, bits=8) or _own_name(key) is not None:
+    if replace(key, bits=8, axis=Axis.TOKEN, boosted_eighths=0) != replace(value, bits=8) or _own_name(key) is not None:
         names = list(dict.fromkeys((_tensor_name(key), _tensor_name(value))))
         prefix = _LLAMA_CPP if key in LLAMA_CPP.values() else ""
         return prefix + "/".join(names)
     family = ""
     if key.axis is Axis.CHANNEL:
         family = "kivi-paper-" if form.rule is ResidualRule.KIVI_PAPER else "kivi-"
-    return f"{_fit_name(key)}{family}k{key.bits}v{value.bits}{_group_name(key)}"
+    boosts = f"-b{key.boosted_eighths}" if key.boosted_eighths else ""
+    return f"{_fit_name(key)}{family}k{key.bits}v{value.bits}{_group_name(key)}{boosts}"
 
 
 def _own_name(tensor: TensorFormat) -> str | None:

@@ -30,6 +30,9 @@ In both orders:
 * per-token scale and minimum, of the format's `Number`: [ceil(head_dim / group_size), block_tokens];
 * per-channel scale and minimum (K): [block_tokens / group_size, head_dim];
 * what a format's `Fit` does not store has no section;
+* the low bits of boosted channels (K, `boosts`) as K's 2-bit codes in lanes: uint32 [block_tokens / 16, n / 16, 16], n
+  being the boosted channels, rounded up to 16, in the order of [block_tokens / group_size, n], a byte for each: the
+  largest first. Past the last are zeros;
 * outliers of a token, the largest first, in the layout's 16-bit type: [outliers, block_tokens], and the channel that
   each is of, a byte: the same. A token that holds a NaN or an infinity has zeros.
 
@@ -53,6 +56,7 @@ from kvplan_kernels.format import (
     Transform,
     UnsupportedError,
 )
+from kvplan_kernels.tensor_format import BOOST_BITS
 
 LANES: Final = 16
 ROW_PLANES: Final = {16: (1, 1), 8: (2, 1), 4: (4, 1), 2: (4, 2), 1: (4, 4)}
@@ -65,6 +69,7 @@ HEAD_DIM_MIN: Final = 32
 HEAD_DIM_MAX: Final = 256
 BLOCK_TOKENS_MAX: Final = 256
 BLOCK_TABLE_ENTRY_BYTES: Final = 4
+FLOAT_BYTES: Final = 2
 OUTLIER_BYTES: Final = 3
 """Of a 16-bit value and its channel."""
 
@@ -104,7 +109,8 @@ class Section:
     """One array inside a head's slab.
 
     Attributes:
-        name: k_codes, k_high, k_scale, k_min, k_outlier, k_outlier_channel, and the same of V.
+        name: k_codes, k_high, k_scale, k_min, k_boost, k_boost_channel, k_outlier, k_outlier_channel, and the same of
+            V, which has no boosts.
         offset_bytes: From the start of the slab.
         item_bytes: 4 or 2 for words, those of a number for metadata.
         shape: Items along each axis.
@@ -190,14 +196,29 @@ class KVLayout:
                 shape = self._metadata_shape(tensor)
                 found.append(Section(f"{prefix}_{name}", offset, tensor.number.bits // 8, shape))
                 offset += found[-1].nbytes
-            for name, size in (("outlier", 2), ("outlier_channel", 1)) if self._outliers(tensor) else ():
-                shape = (self._outliers(tensor), self.block_tokens)
-                found.append(Section(f"{prefix}_{name}", offset, size, shape))
+            for name, size, held in (*self._boost_sections(tensor), *self._outlier_sections(tensor)):
+                found.append(Section(f"{prefix}_{name}", offset, size, held))
                 offset += found[-1].nbytes
         return tuple(found)
 
-    def _outliers(self, tensor: TensorFormat) -> int:
-        return self.format.outliers if tensor.quantized else 0
+    def boost_words(self, tensor: TensorFormat) -> int:
+        """Return how many words the low bits of a token's boosted channels take."""
+        return ceil_div(tensor.boosted_channels(self.head_dim), WORD_BITS // BOOST_BITS)
+
+    def _boost_sections(self, tensor: TensorFormat) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        words = self.boost_words(tensor)
+        if not words or tensor.group_size is None:
+            return ()
+        return (
+            ("boost", WORD_BITS // 8, (self.block_tokens // LANES, words, LANES)),
+            ("boost_channel", 1, (self.block_tokens // tensor.group_size, words * (WORD_BITS // BOOST_BITS))),
+        )
+
+    def _outlier_sections(self, tensor: TensorFormat) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        if not tensor.quantized or not self.format.outliers:
+            return ()
+        shape = (self.format.outliers, self.block_tokens)
+        return ("outlier", FLOAT_BYTES, shape), ("outlier_channel", OUTLIER_BYTES - FLOAT_BYTES, shape)
 
     def section(self, name: str) -> Section:
         """Return the section called *name*; KeyError where the format has none."""
@@ -285,13 +306,21 @@ class KVLayout:
         Exact; a fraction where groups share bytes. It is also what one decode step has to read.
         """
         key, value = self.quantized_tokens(tokens)
-        stored = self._token_bytes(self.format.key) * key + self._token_bytes(self.format.value) * value
+        stored = token_bytes(self.format, self.format.key, self.head_dim) * key
+        stored += token_bytes(self.format, self.format.value, self.head_dim) * value
         return self.kv_heads * (stored + 2 * self.head_dim * (2 * tokens - key - value))
 
-    def _token_bytes(self, tensor: TensorFormat) -> float:
-        if not tensor.quantized:
-            return 2 * self.head_dim
-        group = tensor.group_size or self.head_dim
-        groups = self.head_dim / group if tensor.axis is Axis.CHANNEL else ceil_div(self.head_dim, group)
-        beside = self._outliers(tensor) * OUTLIER_BYTES
-        return (self.head_dim * tensor.bits + groups * tensor.group_bits) / 8 + beside
+
+def token_bytes(form: CacheFormat, tensor: TensorFormat, head_dim: int) -> float:
+    """Return the bytes of one head of one token in pages, its part of what groups and outliers have beside codes.
+
+    *tensor* is *form*'s K or V.
+    """
+    if not tensor.quantized or not head_dim:
+        return FLOAT_BYTES * head_dim
+    group = tensor.group_size or head_dim
+    by_channel = tensor.axis is Axis.CHANNEL
+    groups = head_dim / group if by_channel else ceil_div(head_dim, group)
+    boosts = tensor.boosted_channels(head_dim) * (BOOST_BITS + 8 / group) if by_channel else 0
+    codes = (head_dim * tensor.bits + groups * tensor.group_bits + boosts) / 8
+    return codes + form.outliers * OUTLIER_BYTES

@@ -14,6 +14,10 @@ _KVQUANT: Final = (
     "Hooper et al. 2024, KVQuant, arXiv 2401.18079: levels by sensitivity, keys by channel, one outlier a token and "
     "head (1% in the paper), one sink; K after RoPE, V's range in each head, no Q-Norm"
 )
+_KITTY: Final = (
+    "Xia et al. 2025, Kitty, arXiv 2511.18643: {share} of the channels of K at 4 bits; keys leave the buffer when the "
+    "last of 128 has come, not with the next"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class Method:
 METHODS: Final = {
     "kivi-2": Method("kivi-paper", "Liu et al. 2024, KIVI, arXiv 2402.02750: groups of 32, residual of 128"),
     "kivi-4": Method("kivi-paper-k4v4-g32-r128", "Liu et al. 2024, KIVI, arXiv 2402.02750, in 4 bits"),
+    "kitty": Method("kivi-paper-k2v2-g128-b1-r128-s32", _KITTY.format(share="12.5%")),
+    "kitty-pro": Method("kivi-paper-k2v2-g128-b2-r128-s32", _KITTY.format(share="25%")),
     "flexgen-4": Method("k4v4-g64", "Sheng et al. 2023, FlexGen, arXiv 2303.06865: groups of 64 channels"),
     "atom-4": Method("k4v4-g128", "Zhao et al. 2023, Atom, arXiv 2310.19102: groups of 128 channels"),
     "quarot-4": Method("had-k4v4-g128-c95", "Ashkboos et al. 2024, QuaRot, arXiv 2404.00456: clipped to 0.95"),

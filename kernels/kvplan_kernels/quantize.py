@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kvplan_kernels import scales
+from kvplan_kernels.boosts import STEPS, Boosts, boosted, chosen_channels, largest_channels, with_boosts
 from kvplan_kernels.fits import FITS
 from kvplan_kernels.format import Axis, Code, TensorFormat
 from kvplan_kernels.layout import ceil_div
@@ -31,11 +32,13 @@ class Quantized:
             token, [..., tokens / group size, head_dim] per channel.
         poisoned: Groups that hold a NaN or an infinity or without finite metadata; all that they store of metadata, or
             of floats where there is none, is NaN. Levels without metadata have no NaN: such a group's are the lowest.
+        boosts: The low bits of boosted channels, whose high bits are their codes; of formats that have some.
     """
 
     codes: Tensor
     metadata: Mapping[str, Tensor]
     poisoned: int
+    boosts: Boosts | None = None
 
 
 def quantize(values: Tensor, tensor: TensorFormat, learned: Levels | None = None) -> Quantized:
@@ -62,29 +65,50 @@ def _quantize_groups(values: Tensor, tensor: TensorFormat, levels: Levels) -> Qu
     grouped, dim = _grouped(values, tensor)
     rows = grouped.movedim(dim, -1)
     fitted = FITS[tensor.fit](rows, tensor, levels)
-    stored = [scales.encode(number, tensor.number) for number in fitted.numbers]
+    channel = chosen = finer = None
+    numbers = fitted.numbers
+    if tensor.boosted_eighths:
+        channel = largest_channels(rows, tensor.boosted_channels(values.shape[-1]))
+        chosen = chosen_channels(channel, values.shape[-1])
+        finer = FITS[tensor.fit](rows, tensor.boosted, tensor.boosted.levels)
+        numbers = (torch.where(chosen, finer.numbers[0] * STEPS, numbers[0]), *numbers[1:])
+    stored = [scales.encode(number, tensor.number) for number in numbers]
     decoded = [scales.decode(number, tensor.number) for number in stored]
     poison = ~rows.isfinite().all(-1)
     for number in decoded:
         poison |= ~number.isfinite()
-    codes = fitted.code(*decoded).masked_fill(poison.unsqueeze(-1), 0).to(torch.int32).movedim(-1, dim)
+    codes = fitted.code(*decoded)
+    if finer is not None and chosen is not None:
+        fine = finer.code(decoded[0] / STEPS, *decoded[1:])
+        codes = torch.where(chosen.unsqueeze(-1), fine, codes * STEPS)
+    codes = codes.masked_fill(poison.unsqueeze(-1), 0).to(torch.int32).movedim(-1, dim)
+    codes = _ungrouped(codes, values, tensor)
+    boosts = None
+    if channel is not None:
+        codes, boosts = with_boosts(codes, channel, _group_size(values, tensor))
     nan = scales.encode(torch.full((), torch.nan, device=values.device), tensor.number)
     return Quantized(
-        codes=_ungrouped(codes, values, tensor),
+        codes=codes,
         metadata={
             name: _in_layout(torch.where(poison, nan, number), tensor)
             for name, number in zip(tensor.metadata, stored, strict=True)
         },
         poisoned=int(poison.sum()),
+        boosts=boosts,
     )
 
 
 def dequantize_codes(
-    codes: Tensor, metadata: Mapping[str, Tensor], tensor: TensorFormat, learned: Levels | None = None
+    codes: Tensor,
+    metadata: Mapping[str, Tensor],
+    tensor: TensorFormat,
+    learned: Levels | None = None,
+    boosts: Boosts | None = None,
 ) -> Tensor:
     """Return float32 values [..., tokens, head_dim].
 
-    They are level * scale + minimum, each step rounded to float32; floats are what they are.
+    They are level * scale + minimum, each step rounded to float32; floats are what they are. What *boosts* have more is
+    added to that.
     """
     if tensor.code.is_float:
         return codes.to(torch.uint8).view(_FLOATS[tensor.code][0]).to(torch.float32)
@@ -93,7 +117,8 @@ def dequantize_codes(
     scale = (numbers[0] if numbers else torch.ones(())) * levels.unit
     minimum = numbers[1] if len(numbers) > 1 else scale * -levels.centre
     table = torch.tensor(levels.table, dtype=torch.float32, device=codes.device)
-    return table[codes] * scale + minimum
+    values = table[codes] * scale + minimum
+    return values if boosts is None else boosted(values, boosts, scales.decode(metadata["scale"], tensor.number))
 
 
 def _group_size(tokens: Tensor, tensor: TensorFormat) -> int:

@@ -16,7 +16,10 @@ PLANES: Final = {1: (1,), 2: (2,), 3: (2, 1), 4: (4,), 5: (4, 1), 6: (4, 2), 8: 
 """The bits of each code plane, low bits first, by bits of a code: no code straddles a word."""
 KEY_VALUE_BITS: Final = (8, 6, 5, 4, 3, 2, 1)
 TOKEN_GROUPS: Final = (16, 32, 64, 128)
-
+BOOST_BITS: Final = 2
+"""That a boosted channel has more."""
+EIGHTHS: Final = 8
+"""Head sizes are multiples of it."""
 
 E4M3_MAX: Final = 448.0
 E5M2_MAX: Final = 57344.0
@@ -221,6 +224,7 @@ class TensorFormat:
         number: The type of a group's scale and minimum.
         clip_percent: How much of a group's least and largest element the codes reach, by `Fit.RANGE` and `Fit.ABSMAX`:
             what lies beyond is cut off, and the rest has finer steps.
+        boosted_eighths: Of eight channels that have a scale of their own, how many have `BOOST_BITS` more (`boosts`).
     """
 
     bits: int
@@ -230,11 +234,30 @@ class TensorFormat:
     fit: Fit = Fit.RANGE
     number: Number = Number.FP16
     clip_percent: int = 100
+    boosted_eighths: int = 0
 
     @property
     def quantized(self) -> bool:
         """Whether elements are codes and not 16-bit values."""
         return self.bits < 16
+
+    @property
+    def mean_bits(self) -> float:
+        """The bits of a code, those that boosted channels have more included."""
+        return self.bits + BOOST_BITS * self.boosted_eighths / EIGHTHS
+
+    @property
+    def boosted(self) -> "TensorFormat":
+        """How the elements of a boosted channel are coded."""
+        return replace(self, bits=self.bits + BOOST_BITS, boosted_eighths=0)
+
+    def boosted_channels(self, head_dim: int) -> int:
+        """Return how many of *head_dim* channels are boosted.
+
+        >>> TensorFormat(bits=2, axis=Axis.CHANNEL, group_size=128, boosted_eighths=1).boosted_channels(128)
+        16
+        """
+        return head_dim * self.boosted_eighths // EIGHTHS
 
     @property
     def most(self) -> float | None:

@@ -5,6 +5,7 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from kvplan_kernels.boosts import Boosts
 from kvplan_kernels.cache import TORCH_FLOAT
 from kvplan_kernels.format import Flush, TensorFormat
 from kvplan_kernels.layout import LANES, PLANE_NAMES, KVLayout, Order
@@ -12,7 +13,7 @@ from kvplan_kernels.outliers import Outliers, restored
 from kvplan_kernels.quantize import dequantize_codes
 from kvplan_kernels.rows import read_row_codes, write_row_codes
 from kvplan_kernels.scales import STORED_AS
-from kvplan_kernels.tensor_format import Levels
+from kvplan_kernels.tensor_format import BOOST_BITS, Levels
 from kvplan_kernels.words import float_values, read_key_codes, read_value_codes, write_key_codes, write_value_codes
 
 KEY: Final = "k"
@@ -51,8 +52,13 @@ def section_view(pages: Tensor, layout: KVLayout, name: str) -> Tensor:
 def _part_type(layout: KVLayout, prefix: str, part: str) -> torch.dtype:
     if part in PLANE_NAMES:
         return _WORD_TYPE[layout.order]
-    of_outliers = {"outlier": TORCH_FLOAT[layout.float_type], "outlier_channel": torch.uint8}
-    return of_outliers[part] if part in of_outliers else STORED_AS[tensor_format(layout, prefix).number]
+    beside = {
+        "boost": torch.int32,
+        "boost_channel": torch.uint8,
+        "outlier": TORCH_FLOAT[layout.float_type],
+        "outlier_channel": torch.uint8,
+    }
+    return beside[part] if part in beside else STORED_AS[tensor_format(layout, prefix).number]
 
 
 def ring_view(ring: Tensor, layout: KVLayout, prefix: str) -> Tensor:
@@ -112,6 +118,27 @@ def write_codes(page: Tensor, layout: KVLayout, prefix: str, tokens: Tensor, cod
         codes = codes >> bits
 
 
+def write_boosts(page: Tensor, layout: KVLayout, start: int, boosts: Boosts) -> None:
+    """Store the *boosts* of K, [kv_heads, ...], of groups from token *start* of one page on; zeros behind them."""
+    groups, count = boosts.channel.shape[-2:]
+    words, channel = (section_view(page, layout, name) for name in (f"{KEY}_boost", f"{KEY}_boost_channel"))
+    write_key_codes(words, start + torch.arange(groups * boosts.group), boosts.low, BOOST_BITS)
+    here = channel[:, start // boosts.group :][:, :groups]
+    here[..., :count] = boosts.channel.to(torch.uint8)
+    here[..., count:] = 0
+
+
+def read_boosts(pages: Tensor, layout: KVLayout) -> Boosts | None:
+    """Return the boosts of K of *pages*, [pages, kv_heads, ...], or None."""
+    count = layout.format.key.boosted_channels(layout.head_dim)
+    if not count:
+        return None
+    words, channel = (section_view(pages, layout, name) for name in (f"{KEY}_boost", f"{KEY}_boost_channel"))
+    within = channel[..., :count].long().clamp(max=layout.head_dim - 1)  # what was never written may be anything
+    group = layout.block_tokens // channel.shape[-2]
+    return Boosts(channel=within, low=read_key_codes(words, BOOST_BITS, count), group=group)
+
+
 def read_pages(pages: Tensor, layout: KVLayout, prefix: str, learned: Levels | None) -> Tensor:
     """Return K or V, float32 [kv_heads, pages * block_tokens, head_dim], of *pages*, uint8 [pages, page_bytes].
 
@@ -121,7 +148,8 @@ def read_pages(pages: Tensor, layout: KVLayout, prefix: str, learned: Levels | N
     codes = read_codes(pages, layout, prefix)
     if tensor.quantized:
         metadata = {name: section_view(pages, layout, f"{prefix}_{name}") for name in tensor.metadata}
-        values = dequantize_codes(codes, metadata, tensor, learned)
+        boosts = read_boosts(pages, layout) if prefix == KEY else None
+        values = dequantize_codes(codes, metadata, tensor, learned, boosts)
         if layout.format.outliers:
             names = (f"{prefix}_outlier", f"{prefix}_outlier_channel")
             rest, channel = (section_view(pages, layout, name).transpose(-2, -1) for name in names)

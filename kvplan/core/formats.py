@@ -60,6 +60,7 @@ FORMATS: Final = {
     "kivi-k4v4-g64-r128": _KIVI,
     "kivi-k4v2-g64-r128": _KIVI,
     "kivi-k2v2-g64-r128": _KIVI,
+    "kivi-k2v2-g64-b1-r128": "2 more bits for the largest eighth of K's channels: Xia et al. 2025, Kitty, 2511.18643",
     "kivi-paper": _KIVI,
     **{
         f"{_LLAMA_CPP}:{name}": "llama.cpp's block of 32 channels: the values of its reference functions, bit for bit"
@@ -163,7 +164,7 @@ def mean_bits(form: ModelFormat, layers: int) -> tuple[float, float]:
     if isinstance(form, TieredFormat):
         return form.bits
     stored = form.of_layers(layers) or form.parts
-    return mean(one.key.bits for one in stored), mean(one.value.bits for one in stored)
+    return mean(one.key.mean_bits for one in stored), mean(one.value.mean_bits for one in stored)
 
 
 def format_facts(name: str, model: ModelSpec | None = None) -> FormatFacts:

@@ -10,11 +10,10 @@ from typing import Final
 from kvplan.core.formats import in_residual
 from kvplan.core.specs import LayerSpec, ModelSpec
 from kvplan.errors import InputError, UnsupportedFormatError
-from kvplan_kernels.format import Axis, CacheFormat, TensorFormat, UnsupportedError, parse
+from kvplan_kernels.format import CacheFormat, UnsupportedError, parse
 from kvplan_kernels.layer_formats import ModelFormat
-from kvplan_kernels.layout import ceil_div
+from kvplan_kernels.layout import FLOAT_BYTES, token_bytes
 
-_FLOAT_BYTES: Final = 2
 _BLOCK_TOKENS: Final = 64
 """Of a layout that is only asked for whether there is one."""
 
@@ -112,7 +111,7 @@ def _kv_growth_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> float:
     if not layer.caches_tokens or (layer.window_tokens is not None and tokens >= layer.window_tokens):
         return 0.0
     if in_residual(form, tokens):  # whatever leaves the residual with it
-        return layer.kv_heads * _FLOAT_BYTES * (layer.head_dim + _value_dim(layer))
+        return layer.kv_heads * FLOAT_BYTES * (layer.head_dim + _value_dim(layer))
     span = form.key_flush.quantum_tokens * form.value_flush.quantum_tokens
     return (_kv_bytes(layer, form, tokens + span) - _kv_bytes(layer, form, tokens)) / span
 
@@ -128,18 +127,9 @@ def _kv_bytes(layer: LayerSpec, form: CacheFormat, tokens: int) -> float:
         (form.value, form.value_flush, _value_dim(layer)),
     ):
         stored = flush.quantized_tokens(paged) if tensor.quantized else paged
-        total += stored * _token_bytes(tensor, dim) + (tokens - stored) * _FLOAT_BYTES * dim
+        total += stored * token_bytes(form, tensor, dim) + (tokens - stored) * FLOAT_BYTES * dim
     return layer.kv_heads * total
 
 
 def _value_dim(layer: LayerSpec) -> int:
     return layer.head_dim if layer.value_dim is None else layer.value_dim
-
-
-def _token_bytes(tensor: TensorFormat, dim: int) -> float:
-    """Return the bytes of one head of *dim* elements of one token, its part of scales and minima included."""
-    if not tensor.quantized or not dim:
-        return _FLOAT_BYTES * dim
-    group = tensor.group_size or dim
-    groups = dim / group if tensor.axis is Axis.CHANNEL else ceil_div(dim, group)
-    return (dim * tensor.bits + groups * tensor.group_bits) / 8

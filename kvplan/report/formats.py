@@ -12,8 +12,8 @@ from kvplan.units import format_bytes
 
 FURTHER_NAMES: Final = (
     (
-        "Further names: [sym-][kivi-]k<bits>v<bits>[-g<group>][-m<number>][-c<percent>][-o<outliers>][-r<residual>]"
-        "[-s<sinks>] with 1 to 6 bits or 8."
+        "Further names: [sym-][kivi-]k<bits>v<bits>[-g<group>][-m<number>][-c<percent>][-b<eighths>][-o<outliers>]"
+        "[-r<residual>][-s<sinks>] with 1 to 6 bits or 8."
     ),
     "Where K and V are stored in two ways: <K>/<V>, as fp8_e4m3/int4-g32 or llama.cpp:q8_0/q4_0.",
     "Before any of them unbias-, smooth-, order-, scaled-, scaled-tensor- or scaled-channel-, and had-, in this order.",

@@ -27,6 +27,7 @@ def test_a_method_is_its_format_and_the_format_prints_its_own_name(name: str) ->
         ("lloyd3/int4", (3.125 + 4.25) / 2), ("fp8_e4m3/int4", (8 + 4.25) / 2), ("int3-g32", 4.0), ("int3-g64", 3.5),
         ("llama.cpp:q8_0", 8.5), ("llama.cpp:q5_1", 6.0), ("llama.cpp:q5_0", 5.5), ("llama.cpp:q4_1", 5.0),
         ("llama.cpp:q4_0", 4.5), ("llama.cpp:iq4_nl", 4.5), ("k4v4-g32-mfp32", 6.0), ("k2v2-g32-me4m3", 2.5),
+        ("kivi-k2v2-g128", 2.25), ("kitty", 2.25 + (2 / 8 + 1 / 128) / 2), ("kitty-pro", 2.25 + 2 / 8 + 1 / 128),
     ],
 )  # fmt: skip
 def test_bits_at_head_size_128_are_those_of_the_source(name: str, bits: float) -> None:

@@ -17,7 +17,18 @@ FULL = LayerSpec(kind=LayerKind.FULL, kv_heads=2, head_dim=64)
 SLIDING = replace(FULL, kind=LayerKind.SLIDING, window_tokens=100)
 LATENT = LayerSpec(kind=LayerKind.LATENT, kv_heads=1, head_dim=576, value_dim=0, rope_dim=64)
 STATE = LayerSpec(kind=LayerKind.NONE, states=(StateCache(name="recurrent state", elements=10, item_bits=32),))
-FORMATS = ("bf16", "fp8_e4m3", "int8", "k8v4-g64", "int4", "kivi-k2v2-g64-r128", "kivi-paper", "int4-g32-r100-s4")
+FORMATS = (
+    "bf16",
+    "fp8_e4m3",
+    "int8",
+    "k8v4-g64",
+    "int4",
+    "kivi-k2v2-g64-r128",
+    "kivi-paper",
+    "int4-g32-r100-s4",
+    "int4-g32-o2",
+    "kivi-k2v2-g32-b1-o1-r3",
+)
 BF16 = parse("bf16")
 
 

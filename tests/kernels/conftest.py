@@ -69,7 +69,7 @@ def read_back(values: Tensor, tensor: TensorFormat, levels: Levels | None) -> Te
     if not tensor.quantized:
         return values
     coded = quantize(values, tensor, levels)
-    return dequantize_codes(coded.codes, coded.metadata, tensor, levels)
+    return dequantize_codes(coded.codes, coded.metadata, tensor, levels, coded.boosts)
 
 
 def positions_of(inputs: Inputs, queries: int) -> Tensor:

@@ -148,11 +148,13 @@ class Way:
     group: str
     number: str
     fit: str
+    boosts: str
 
     @property
     def name(self) -> str:
         fit = "" if self.fit and "1" in (self.key, self.value) else self.fit
-        return f"{fit}k{self.key}v{self.value}{self.group}{self.number}"
+        boosts = self.boosts if fit == "kivi-" and self.key != "8" else ""
+        return f"{fit}k{self.key}v{self.value}{self.group}{self.number}{boosts}"
 
 
 WAYS = st.builds(
@@ -162,6 +164,7 @@ WAYS = st.builds(
     group=st.sampled_from(("", "-g16", "-g32")),
     number=st.sampled_from(("", "-mbf16", "-mfp32", "-me4m3")),
     fit=st.sampled_from(("", "sym-", "kivi-")),
+    boosts=st.sampled_from(("", "-b1", "-b3")),
 ).filter(lambda way: way.fit != "kivi-" or way.group != "")
 SMALL = Case(format="int4", kv_heads=1, gqa_ratio=2, head_dim=40, block_tokens=32, lengths=(40,))
 """Few tokens in two pages; groups of 16 and 32 channels lie across planes."""

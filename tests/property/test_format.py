@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplan_kernels.format import (
+    BOOSTED_EIGHTHS_MAX,
     KEY_VALUE_BITS,
     TOKEN_GROUPS,
     Axis,
@@ -36,8 +37,18 @@ def formats(draw: st.DrawFn) -> CacheFormat:
     residual = draw(st.integers(0, 300))
     if rule is ResidualRule.KIVI_PAPER:
         residual = (group or 0) * draw(st.integers(1, 4))
+    key_bits = draw(bits)
+    eighths = draw(st.integers(0, BOOSTED_EIGHTHS_MAX)) if axis is Axis.CHANNEL and key_bits <= 6 else 0
     return CacheFormat(
-        key=TensorFormat(bits=draw(bits), axis=axis, group_size=group, fit=fit, number=number, clip_percent=clip),
+        key=TensorFormat(
+            bits=key_bits,
+            axis=axis,
+            group_size=group,
+            fit=fit,
+            number=number,
+            clip_percent=clip,
+            boosted_eighths=eighths,
+        ),
         value=TensorFormat(bits=draw(bits), group_size=group, fit=fit, number=number, clip_percent=clip),
         residual_tokens=residual,
         sink_tokens=draw(st.integers(0, 40)),

@@ -43,8 +43,10 @@ def layouts(draw: st.DrawFn) -> KVLayout:
     if family == "own":
         group, name = None, draw(st.sampled_from(OWN))
     else:
-        name = f"{family}k{draw(BITS)}v{draw(BITS)}" + (f"-g{group}" if group else "")
+        key_bits = draw(BITS)
+        name = f"{family}k{key_bits}v{draw(BITS)}" + (f"-g{group}" if group else "")
         name += draw(st.sampled_from(("", "-mfp32", "-me4m3")))
+        name += draw(st.sampled_from(("", "-b1", "-b3"))) if kivi and key_bits <= 6 else ""
     residual = (group or 0) * draw(st.integers(1, 3)) if family == "kivi-paper-" else draw(st.integers(0, 200))
     name += f"-r{residual}-s{draw(st.integers(0, 40))}"
     step = 32 if any(1 in tensor.planes for tensor in (parse(name).key, parse(name).value)) else 16

@@ -25,6 +25,7 @@ def divergence(demo: LoadedModel) -> dict[str, float]:
     names = [
         "k2v2-g32", "kivi-k2v2-g32", "k8v4", "k4v8", "int4", "had-int4", "k2v4-g32", "kivi-k2v4-g32", "int3", "lloyd3",
         "k2v2-g32-o1", "nuq3", "kvquant-3", "scaled-channel-static-nuq3/nuq3-s1",
+        "kivi-k2v4-g64", "kivi-k2v4-g64-b1", "kivi-k2v4-g64-b2",
     ]  # fmt: skip
     documents = calibration_documents(demo, context_tokens=512, documents=4)
     learning = [form for form in map(parse, names) if form.calibrated]
@@ -72,6 +73,12 @@ def test_outliers_beside_the_codes_help(divergence: dict[str, float]) -> None:
     assert divergence["k2v2-g32-o1"] < 0.95 * divergence["k2v2-g32"]
     assert divergence["kvquant-3"] < 0.95 * divergence["scaled-channel-static-nuq3/nuq3-s1"]
     assert divergence["kvquant-3"] < 0.8 * divergence["int3"]
+
+
+def test_boosted_channels_help_2_bit_keys(divergence: dict[str, float]) -> None:
+    """Xia et al. 2025, Kitty, arXiv 2511.18643: an eighth of the channels at 4 bits helps, a quarter more."""
+    assert divergence["kivi-k2v4-g64-b1"] < 0.95 * divergence["kivi-k2v4-g64"]
+    assert divergence["kivi-k2v4-g64-b2"] < 0.95 * divergence["kivi-k2v4-g64-b1"]
 
 
 BIAS = 150.0

@@ -6,6 +6,7 @@ All arithmetic is float32, step by step as the definition has it; the caller kee
 import triton
 import triton.language as tl
 
+from kvplan_kernels.gpu.boosts import STEP
 from kvplan_kernels.gpu.floats import narrow, widen
 from kvplan_kernels.gpu.numbers import number_value, stored_number
 from kvplan_kernels.gpu.unpack import learned_level
@@ -141,8 +142,11 @@ def held_numbers(scale, minimum, bad, T: tl.constexpr):
 
 
 @triton.jit
-def fit_extremes(low, high, nan, T: tl.constexpr):
-    """Return a group's numbers as `held_numbers` does, and the step and the base that its elements are coded with."""
+def fit_extremes(low, high, nan, boosted, T: tl.constexpr):
+    """Return a group's numbers as `held_numbers` does, and the step and the base that its elements are coded with.
+
+    *boosted* says which groups are, where some may be.
+    """
     bad = nan > 0
     if T.number == "e4m3":  # has no infinity to tell
         bad = bad | ((tl.abs(low) < float("inf")) & (tl.abs(high) < float("inf")) == 0)
@@ -151,9 +155,9 @@ def fit_extremes(low, high, nan, T: tl.constexpr):
         high = high * T.clip
     if has_minimum(T):
         low = low + 0.0  # a minimum of -0 is stored as +0
-        scale = tl.math.div_rn(high + 0.0 - low, T.divisor)
+        scale = scale_of(high + 0.0 - low, boosted, T)
     else:
-        scale = tl.math.div_rn(tl.maximum(high, -low), T.divisor)
+        scale = scale_of(tl.maximum(high, -low), boosted, T)
     stored_scale, stored_minimum, held_scale, held_minimum, poisoned = held_numbers(scale, low, bad, T)
     if T.fit == "range":
         step = held_scale
@@ -167,7 +171,18 @@ def fit_extremes(low, high, nan, T: tl.constexpr):
     else:
         step = held_scale * T.unit
         base = scale
+    if T.boosts > 0:
+        step = tl.where(boosted, step * STEP, step)
     return stored_scale, stored_minimum, poisoned, step, base
+
+
+@triton.jit
+def scale_of(extent, boosted, T: tl.constexpr):
+    """Return the scale of groups of an *extent*, not yet rounded."""
+    scale = tl.math.div_rn(extent, T.divisor)
+    if T.boosts > 0:
+        scale = tl.where(boosted, tl.math.div_rn(extent, T.boost_divisor) / STEP, scale)
+    return scale
 
 
 @triton.jit
@@ -258,9 +273,12 @@ def nearest_learned(x, tables, T: tl.constexpr):
 
 
 @triton.jit
-def code_of(x, step, base, poisoned, tables, T: tl.constexpr):
+def code_of(x, step, base, poisoned, boosted, tables, T: tl.constexpr):
     """Return the codes of *x*, int32; what they are coded with is broadcast to it."""
     MOST: tl.constexpr = (1 << T.bits) - 1
+    most = MOST * 1.0
+    if T.boosts > 0:
+        most = tl.where(boosted, (MOST + 1) / STEP - 1, most)
     if T.fit == "range":
         coded = (step != 0.0) & (poisoned == 0)
         lifted = tl.where(coded, x - base, 0.0)
@@ -278,9 +296,9 @@ def code_of(x, step, base, poisoned, tables, T: tl.constexpr):
         elif T.fit == "q5_1":
             code = (x - base) * step + 0.5
         else:
-            code = scaled_code(x, step, tables, T)
+            code = scaled_code(x, step, boosted, tables, T)
         code = tl.where(poisoned, 0.0, code)
-    return tl.minimum(tl.maximum(code, 0.0), MOST * 1.0).to(tl.int32)
+    return tl.minimum(tl.maximum(code, 0.0), most).to(tl.int32)
 
 
 @triton.jit
@@ -294,7 +312,7 @@ def rounded_away(x):
 
 
 @triton.jit
-def scaled_code(x, step, tables, T: tl.constexpr):
+def scaled_code(x, step, boosted, tables, T: tl.constexpr):
     """Return the codes of the levels nearest to *x* over *step*, float32."""
     if T.fit == "iq4_nl":
         height = x * step
@@ -307,5 +325,8 @@ def scaled_code(x, step, tables, T: tl.constexpr):
     elif ranks(T) > 0:
         code = nearest(height, T, False)
     else:
-        code = ((height + NEAREST) - NEAREST) + T.centre
+        centre = T.centre
+        if T.boosts > 0:
+            centre = tl.where(boosted, T.centre / STEP, centre)
+        code = ((height + NEAREST) - NEAREST) + centre
     return code

@@ -18,6 +18,7 @@ from kvplan_kernels.append.fits_gpu_kernels import (
     load_plane,
     rows_of,
 )
+from kvplan_kernels.gpu.boosts import IN_WORD, LOW_MASK, boost_channels, boost_words, low_shift
 from kvplan_kernels.gpu.floats import narrow, small_float_code, widen
 from kvplan_kernels.gpu.numbers import number_place, numbers_in, poisoned_number
 from kvplan_kernels.gpu.tokens import paged_tokens
@@ -222,7 +223,7 @@ def add_token_codes(
             if T.fit == "none":
                 poisoned, step, base = fit_fixed(least, most, nan, T)
             else:
-                scale, minimum, poisoned, step, base = fit_extremes(least, most, nan, T)
+                scale, minimum, poisoned, step, base = fit_extremes(least, most, nan, None, T)
                 at = number_place(slab, T) + g * G.block + token % G.block
                 store_numbers(meta, at, scale, minimum, poisoned, inside, T)
             tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
@@ -230,7 +231,7 @@ def add_token_codes(
             if (k * T.width < (g + 1) * T.group) and ((k + 1) * T.width > g * T.group):
                 x, mask = load_plane(source, token, inside, k, G, T, FLOAT)
                 own = ((k * T.width + i) // T.group == g)[None, :] & mask
-                code = code_of(x, step[:, None], base[:, None], poisoned[:, None], tables, T)
+                code = code_of(x, step[:, None], base[:, None], poisoned[:, None], None, tables, T)
                 low, high = with_codes(low, high, tl.where(own, code, 0), PLACE, k, T)
     return low, high
 
@@ -248,6 +249,81 @@ def store_numbers(meta, at, scale, minimum, poisoned, mask, T: tl.constexpr):
 
 
 @triton.jit
+def channel_sizes(sources, row, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Return the sums of magnitudes of the channels of a group, by plane; 0 where it is not finite.
+
+    Tokens are added from the first to the last, as the definition does.
+    """
+    PLANES: tl.constexpr = T.planes
+    PLACES: tl.constexpr = T.tokens
+    ROWS: tl.constexpr = row.shape[0]
+    sizes = ()
+    for _ in tl.static_range(PLANES):
+        sizes = sizes + (tl.zeros([T.padded], tl.float32),)
+    one = tl.zeros([1], tl.int32)
+    for r in range(ROWS):
+        for p in tl.static_range(PLACES):
+            source = sources[p]
+            if T.outliers > 0:
+                most = tl.sum(tl.where(tl.arange(0, ROWS) == r, source[8], 0.0), 0)
+                source = cut_at(source, most + one.to(tl.float32))
+            added = ()
+            for k in tl.static_range(PLANES):
+                x, _ = load_plane(source, tl.min(row, 0) + r * PLACES + p + one, one == 0, k, G, T, FLOAT)
+                added = added + (sizes[k] + tl.sum(tl.abs(x), 0),)
+            sizes = added
+    found = ()
+    for k in tl.static_range(PLANES):
+        found = found + (tl.where(sizes[k] < float("inf"), sizes[k], 0.0),)
+    return found
+
+
+@triton.jit
+def channel_ranks(sizes, T: tl.constexpr):
+    """Return how many channels are larger than each, or as large and before it, by plane."""
+    PLANES: tl.constexpr = T.planes
+    i = tl.arange(0, T.padded)
+    held = i < T.width
+    ranks = ()
+    for k in tl.static_range(PLANES):
+        rank = tl.where(held, 0, T.width * PLANES)
+        for other in tl.static_range(PLANES):
+            more = sizes[other][None, :] > sizes[k][:, None]
+            earlier = (other * T.width + i)[None, :] < (k * T.width + i)[:, None]
+            before = more | ((sizes[other][None, :] == sizes[k][:, None]) & earlier)
+            rank += tl.sum((before & held[None, :]).to(tl.int32), 1)
+        ranks = ranks + (rank,)
+    return ranks
+
+
+@triton.jit
+def store_boost_channels(meta, slab, in_page, ranks, T: tl.constexpr):
+    """Store the boosted channels of a group by rank, and zeros behind them."""
+    PLANES: tl.constexpr = T.planes
+    WORDS: tl.constexpr = T.boost_words
+    for k in tl.static_range(PLANES):
+        channel = k * T.width + tl.arange(0, T.padded)
+        place = boost_channels(meta, slab, in_page, ranks[k], T)
+        tl.store(place, channel.to(tl.uint8), mask=ranks[k] < T.boosts)
+    for w in tl.static_range(WORDS):
+        n = w * IN_WORD + tl.arange(0, IN_WORD)
+        tl.store(boost_channels(meta, slab, in_page, n, T), tl.zeros([IN_WORD], tl.uint8), mask=n >= T.boosts)
+
+
+@triton.jit
+def with_low_bits(words, code, rank, T: tl.constexpr):
+    """Return the words of low bits of tokens with those of one plane of channels, and the bits above them."""
+    WORDS: tl.constexpr = T.boost_words
+    boosted = rank < T.boosts
+    found = ()
+    for w in tl.static_range(WORDS):
+        here = boosted & (rank // IN_WORD == w)
+        bits = tl.where(here[None, :], (code & LOW_MASK) << low_shift(rank)[None, :], 0)
+        found = found + (words[w] | tl.sum(bits, 1),)
+    return found, tl.where(boosted[None, :], code >> 2, code)
+
+
+@triton.jit
 def fit_channels(sources, meta, poisons, slab, row, last, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Store the numbers of a group of tokens, which the tile is; return how each plane of channels is coded."""
     PADDED: tl.constexpr = T.padded
@@ -256,8 +332,13 @@ def fit_channels(sources, meta, poisons, slab, row, last, G: tl.constexpr, T: tl
     i = tl.arange(0, PADDED)
     held = i < T.width
     first = number_place(tl.min(slab, 0), T) + tl.min(row, 0) % G.block // T.group * G.head_dim
+    ranks = ()
+    if T.boosts > 0:
+        ranks = channel_ranks(channel_sizes(sources, row, G, T, FLOAT), T)
+        store_boost_channels(meta, tl.min(slab, 0), tl.min(row, 0) % G.block, ranks, T)
     fitted = ()
     for k in tl.static_range(PLANES):
+        rank = ranks[k] if T.boosts > 0 else i
         low = tl.full([PADDED], float("inf"), tl.float32)
         high = tl.full([PADDED], float("-inf"), tl.float32)
         nan = tl.zeros([PADDED], tl.int32)
@@ -266,10 +347,10 @@ def fit_channels(sources, meta, poisons, slab, row, last, G: tl.constexpr, T: tl
             low = tl.minimum(low, tl.min(x, 0))
             high = tl.maximum(high, tl.max(x, 0))
             nan += tl.sum((x != x).to(tl.int32), 0)
-        scale, minimum, poisoned, step, base = fit_extremes(low, high, nan, T)
+        scale, minimum, poisoned, step, base = fit_extremes(low, high, nan, rank < T.boosts, T)
         store_numbers(meta, first + k * T.width + i, scale, minimum, poisoned, held, T)
         tl.atomic_add(poisons, tl.sum((poisoned & held).to(tl.int32), 0))
-        fitted = fitted + ((step, base, poisoned),)
+        fitted = fitted + ((step, base, poisoned, rank),)
     return fitted
 
 
@@ -278,14 +359,20 @@ def add_channel_codes(
     low, high, source, fitted, tables, token, inside, PLACE: tl.constexpr, G: tl.constexpr, T: tl.constexpr,
     FLOAT: tl.constexpr,
 ):  # fmt: skip
-    """Put the codes of *token* into the words of both planes."""
+    """Put the codes of *token* into the words of both planes; return these, and the words of boosted channels."""
     PLANES: tl.constexpr = T.planes
+    WORDS: tl.constexpr = T.boost_words
+    boosts = ()
+    for _ in tl.static_range(WORDS):
+        boosts = boosts + (tl.zeros(token.shape, tl.int32),)
     for k in tl.static_range(PLANES):
         x, _ = load_plane(source, token, inside, k, G, T, FLOAT)
-        step, base, poisoned = fitted[k]
-        code = code_of(x, step[None, :], base[None, :], poisoned[None, :], tables, T)
+        step, base, poisoned, rank = fitted[k]
+        code = code_of(x, step[None, :], base[None, :], poisoned[None, :], (rank < T.boosts)[None, :], tables, T)
+        if WORDS > 0:
+            boosts, code = with_low_bits(boosts, code, rank, T)
         low, high = with_codes(low, high, code, PLACE, k, T)
-    return low, high
+    return low, high, boosts
 
 
 # ---- kernels
@@ -323,7 +410,9 @@ def quantize_tile(
             low, poisoned = float_words(sources[p], token, inside, G, T, FLOAT)
             tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
         elif T.channel:
-            low, high = add_channel_codes(low, high, sources[p], fitted, tables, token, inside, p, G, T, FLOAT)
+            low, high, boosts = add_channel_codes(low, high, sources[p], fitted, tables, token, inside, p, G, T, FLOAT)
+            for w in tl.static_range(T.boost_words):
+                tl.store(boost_words(meta, slab, token % G.block, w, T), boosts[w], mask=inside)
         else:
             low, high = add_token_codes(
                 low, high, sources[p], fitted, meta, tables, poisons, slab, token, inside, p, G, T, FLOAT

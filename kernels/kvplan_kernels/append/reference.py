@@ -1,8 +1,11 @@
 """Append in plain PyTorch: the definition."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from kvplan_kernels.boosts import Boosts
 from kvplan_kernels.cache import TORCH_FLOAT, Batch, LayerCache
 from kvplan_kernels.calls import check_append
 from kvplan_kernels.format import Axis, TensorFormat
@@ -22,6 +25,7 @@ from kvplan_kernels.views import (
     sink_view,
     tensor_flush,
     tensor_format,
+    write_boosts,
     write_codes,
     write_words,
 )
@@ -110,10 +114,18 @@ def _store_pages(sequence: Sequence, prefix: str, first: int, new: Tensor) -> in
             for name, metadata in quantized.metadata.items():
                 stored = section_view(page, layout, f"{prefix}_{name}")
                 _store_metadata(stored, metadata, tensor, start, done, stop)
+            if quantized.boosts is not None:
+                write_boosts(page, layout, start, _boosts_between(quantized.boosts, done, stop))
         if outliers is not None and layout.format.outliers:
             _store_outliers(page, layout, prefix, outliers, start, done, stop)
         done = stop
     return 0 if quantized is None else quantized.poisoned
+
+
+def _boosts_between(boosts: Boosts, first: int, last: int) -> Boosts:
+    """Return the boosts of tokens *first* to *last*, which are whole groups."""
+    groups = slice(first // boosts.group, last // boosts.group)
+    return replace(boosts, channel=boosts.channel[:, groups], low=boosts.low[:, first:last])
 
 
 def _store_outliers(

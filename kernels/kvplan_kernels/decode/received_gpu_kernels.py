@@ -19,6 +19,7 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     slabs,
     word_tiles,
 )
+from kvplan_kernels.gpu.boosts import boost_scores, fold_boosts, folded_boost_scores
 from kvplan_kernels.gpu.outliers import outlier_scores
 from kvplan_kernels.gpu.tokens import paged_tokens
 from kvplan_kernels.gpu.unpack import level_tables
@@ -104,8 +105,15 @@ def add_weights(
                 at, inside, start, planes, operands, low, sums, operand_sums, unit * scale, codes, meta, tables,
                 source, table, hi, slot, head, j, G, KEYS, ROWS, BN, PARTS, FLOAT, ASM,
             )  # fmt: skip
-            if CODES and K.outliers > 0:
+            if CODES and K.outliers + K.boosts > 0:
                 slab = slabs(table, at, start, hi, head, G, G.block % BN == 0)
+            if CODES and K.boosts > 0:
+                if K.whole:
+                    boosts, boosts_low, total = fold_boosts(rows, valid, meta, slab, start % G.block, G, K)
+                    score += folded_boost_scores(boosts, boosts_low, total, meta, slab, at % G.block, inside, scale, K)
+                else:
+                    score += boost_scores(rows, valid, meta, slab, at % G.block, inside, scale, G, K)
+            if CODES and K.outliers > 0:
                 score += outlier_scores(rows, valid, meta, slab, at % G.block, inside, scale, G, K, FLOAT)
             score = capped(score, softcap, CAPPED)
             seen = sight(at, origin, inside, first, last) & valid[None, :]

@@ -11,6 +11,7 @@ caller keeps the compiler from it. Only the bits of a NaN are a device's own.
 import triton
 import triton.language as tl
 
+from kvplan_kernels.gpu.boosts import boost_plane
 from kvplan_kernels.gpu.floats import narrow, widen
 from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
 from kvplan_kernels.gpu.outliers import outlier_plane
@@ -77,8 +78,10 @@ def write_codes(
             else:
                 levels = widen(plane_levels(held, high, tables, p, k, T, ASM)) - offset_of(T)
                 value = values_of(levels, meta, slab, in_page + p, k, G, T)
+            inside = token + p < paged
+            if T.boosts > 0:
+                value += boost_plane(meta, slab, in_page + p, inside, k, G, T)
             if T.outliers > 0:
-                inside = token + p < paged
                 rest = outlier_plane(meta, slab, in_page + p, inside, k * T.width, T.width, T.padded, G, T, FLOAT)
                 value += tl.trans(rest)
             bits = narrow(value, FLOAT).to(tl.uint16, bitcast=True)

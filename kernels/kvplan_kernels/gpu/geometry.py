@@ -85,6 +85,11 @@ class TensorGeometry(NamedTuple):
         outliers: Of each token.
         outlier: Start of their values in a slab.
         outlier_channel: Start of their channels in a slab, in bytes.
+        boosts: Boosted channels of each group of tokens, K alone.
+        boost_words: Words of their low bits that a token has.
+        boost: Start of these words in a slab, in words of 4 bytes.
+        boost_channel: Start of their channels in a slab, in bytes.
+        boost_divisor: What a fit divides by where a channel is boosted.
         ring: Start of the tensor in a head's part of the ring.
         capacity: Tokens of that ring, at least 1.
         sinks: Start of the tensor in a head's part of the sinks.
@@ -125,6 +130,11 @@ class TensorGeometry(NamedTuple):
     outliers: int
     outlier: int
     outlier_channel: int
+    boosts: int
+    boost_words: int
+    boost: int
+    boost_channel: int
+    boost_divisor: float
     ring: int
     capacity: int
     sinks: int
@@ -335,6 +345,11 @@ def _tensor(layout: KVLayout, prefix: str, capacity: int, *, ring: int, sinks: i
         outliers=layout.format.outliers if tensor.quantized else 0,
         outlier=starts.get(f"{prefix}_outlier", 0),
         outlier_channel=starts.get(f"{prefix}_outlier_channel", 0),
+        boosts=tensor.boosted_channels(layout.head_dim),
+        boost_words=layout.boost_words(tensor),
+        boost=starts.get(f"{prefix}_boost", 0),
+        boost_channel=starts.get(f"{prefix}_boost_channel", 0),
+        boost_divisor=_divisor(tensor.boosted, tensor.boosted.levels, group) if tensor.boosted_eighths else 1.0,
         ring=ring,
         capacity=max(1, capacity),
         sinks=sinks,

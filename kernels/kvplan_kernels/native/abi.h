@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define KVPLAN_ABI_VERSION 7
+#define KVPLAN_ABI_VERSION 8
 
 enum { KVPLAN_BF16 = 0, KVPLAN_FP16 = 1, KVPLAN_FP32 = 2 };
 
@@ -47,7 +47,8 @@ struct kvplan_tensor {
   int32_t quantum_tokens;  // Flush
   int32_t ring_tokens;     // capacity, a multiple of 16
   int32_t outliers;        // of each token
-  int64_t codes, high, scale, minimum, outlier, outlier_channel;  // from the start of a slab
+  int32_t boosts;          // channels of each group of tokens, K alone
+  int64_t codes, high, scale, minimum, outlier, outlier_channel, boost, boost_channel;  // from the start of a slab
   int64_t ring_offset, sink_offset;  // from the start of a head's residual and sinks
 };
 

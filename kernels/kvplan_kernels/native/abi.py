@@ -24,7 +24,7 @@ from kvplan_kernels.format import (
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.tensor_format import Levels
 
-ABI_VERSION: Final = 7
+ABI_VERSION: Final = 8
 OUTSIDE: Final = -2
 OUT_OF_MEMORY: Final = -3
 
@@ -68,8 +68,9 @@ class TensorLayout(ctypes.Structure):
         ("table", c_uint8 * TABLE_LEVELS),
         ("ranked", c_uint8 * TABLE_LEVELS),
         ("middles", c_float * TABLE_LEVELS),
-        *_fields(c_int32, "per_channel group keep_tokens quantum_tokens ring_tokens outliers"),
-        *_fields(c_int64, "codes high scale minimum outlier outlier_channel ring_offset sink_offset"),
+        *_fields(c_int32, "per_channel group keep_tokens quantum_tokens ring_tokens outliers boosts"),
+        *_fields(c_int64, "codes high scale minimum outlier outlier_channel boost boost_channel"),
+        *_fields(c_int64, "ring_offset sink_offset"),
     ]
 
 
@@ -226,6 +227,9 @@ def _tensor_struct(
         outliers=layout.format.outliers if tensor.quantized else 0,
         outlier=offsets.get(f"{prefix}_outlier", 0),
         outlier_channel=offsets.get(f"{prefix}_outlier_channel", 0),
+        boosts=tensor.boosted_channels(layout.head_dim),
+        boost=offsets.get(f"{prefix}_boost", 0),
+        boost_channel=offsets.get(f"{prefix}_boost_channel", 0),
         ring_offset=ring_offset,
         sink_offset=sink_offset,
     )

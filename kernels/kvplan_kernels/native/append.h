@@ -332,7 +332,7 @@ void store_value_codes(const Append &a, const Lane &n, uint8_t *slab, int64_t in
 
 // Whether codes are what the functions above store: integers of 8, 4 or 2 bits from minimum to maximum.
 INLINE bool is_range(const kvplan_tensor &t) {
-  return t.fit == KVPLAN_FIT_RANGE && codes_plain(t) && numbers_direct(t) && t.clip == 1.0f && !t.outliers;
+  return t.fit == KVPLAN_FIT_RANGE && codes_plain(t) && numbers_direct(t) && t.clip == 1.0f && !t.outliers && !t.boosts;
 }
 
 INLINE const uint8_t *ring_words(const Append &a, const Lane &n, int64_t token) {

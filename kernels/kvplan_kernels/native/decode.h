@@ -76,10 +76,17 @@ struct Shape {
 // A row's operands on two planes; the strides are constants, so that the inner loops need one pointer.
 typedef uint8_t Operands[2][ROWS][DIM_MOST];
 
+// Rows times the numbers of one token group's channels: a product with codes times the unit, and the bias, is a score.
+struct ChannelOperands {
+  Operands operands;
+  float unit[ROWS], bias[ROWS];
+};
+
 // Up to four rows: their operands, their range of positions, and where their state lies.
 struct Rows {
   Operands operands;         // of the query
-  Operands channel_operands; // of query times per-channel scale
+  ChannelOperands channels;  // of query times per-channel scale
+  ChannelOperands boosts;    // the same of boosted channels, where there are some
   float query[ROWS][DIM_MOST], pairs[ROWS][DIM_MOST];
   uint16_t halves[2][ROWS][DIM_MOST]; // of the query, as two bf16 parts; where tiles multiply them
   int count;
@@ -87,8 +94,7 @@ struct Rows {
   int64_t all_first, all_last;     // positions that every row attends to
   float unit[ROWS], sums[GROUPS][ROWS];
   float rests[GROUPS][ROWS]; // what rounding took from the operands' sum, times the middle code
-  float channel_unit[ROWS], channel_bias[ROWS];
-  const uint8_t *channel_group; // the metadata that the channel operands hold
+  const uint8_t *channel_group, *boost_group; // the metadata that their operands hold
   float *maximum, *total, *minima, *output; // state: [16], [ROWS][16], [GROUPS][ROWS][16], [ROWS][padded]
   float *scores[ROWS];                      // kept scores by position, or null
   float by_channel[DIM_MOST][ROWS], beside[2][DIM_MOST][ROWS]; // of the query, and of the output: where there are outliers
@@ -171,7 +177,7 @@ INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, 
   constexpr int ELEMENTS = 32 / low_bits(CODES);
   const int words = (s.dim + ELEMENTS - 1) / ELEMENTS, groups = CHANNEL ? 1 : s.key_groups;
   const int per_group = groups == 1 ? words : s.layout->key.group / ELEMENTS;
-  const uint8_t *operands = CHANNEL ? rows.channel_operands[0][0] : rows.operands[0][0];
+  const uint8_t *operands = CHANNEL ? rows.channels.operands[0][0] : rows.operands[0][0];
   out += run * LANES;
   for (int group = 0; group < groups; group++) {
     const int first = group * per_group, count = group == groups - 1 ? words - first : per_group;
@@ -189,11 +195,39 @@ INLINE void score_codes_runs(const Shape &s, const Rows &rows, const Tile &now, 
       for (int r = 0; r < RB; r++) {
         F x = itof(dot_sum(dot[r][j]));
         float *to = out + r * TILE + j * LANES;
-        if (CHANNEL) x = fma(x, fset(rows.channel_unit[r]), fset(rows.channel_bias[r]));
+        if (CHANNEL) x = fma(x, fset(rows.channels.unit[r]), fset(rows.channels.bias[r]));
         else x = token_score(rows, group, r, x, scale, minimum);
         fstore(to, group ? fadd(fload(to), x) : x);
       }
     }
+  }
+}
+
+// Round rows, of which the largest magnitudes are given, to operands; what rounding took times the middle code is added
+// to the bias.
+template <int RB>
+INLINE void round_rows(const Shape &s, const float (*scaled)[DIM_MOST], const F *most, int vectors, float middle,
+                       ChannelOperands &o, F *bias) {
+  float units[LANES], inverses[LANES], biases[LANES];
+  F largest = fmul(fmax4(most), fset(1.0f / OPERAND_MOST));
+  fstore(units, largest);
+  fstore(inverses, fdiv(fset(1.0f), fmax(largest, fset(1e-37f))));
+  for (int r = 0; r < RB; r++) {
+    const F inverse = fset(inverses[r]), unit = fset(-units[r]);
+    F rest = fzero();
+    for (int v = 0; v < vectors; v += 2) {
+      const int at = v * LANES;
+      const F x = fload(scaled[r] + at), y = v + 1 < vectors ? fload(scaled[r] + at + LANES) : fzero();
+      const I x_operands = ftoi(fmul(x, inverse)), y_operands = ftoi(fmul(y, inverse));
+      quads_store(o.operands[0][r] + at, o.operands[1][r] + at, x_operands, y_operands);
+      rest = fadd(rest, fadd(fma(itof(x_operands), unit, x), fma(itof(y_operands), unit, y)));
+    }
+    bias[r] = fma(rest, fset(middle), bias[r]);
+  }
+  fstore(biases, fsum4(bias));
+  for (int r = 0; r < RB; r++) {
+    o.unit[r] = units[r] * s.factor;
+    o.bias[r] = biases[r] * s.factor;
   }
 }
 
@@ -217,29 +251,7 @@ template <int RB> void fill_channel_operands(const Shape &s, Rows &rows, const T
       fstore(scaled[r] + v * LANES, x);
     }
   }
-  float units[LANES], inverses[LANES];
-  F largest = fmul(fmax4(most), fset(1.0f / OPERAND_MOST));
-  fstore(units, largest);
-  fstore(inverses, fdiv(fset(1.0f), fmax(largest, fset(1e-37f))));
-  const F middle = fset(s.layout->key.middle);
-  for (int r = 0; r < RB; r++) {
-    const F inverse = fset(inverses[r]), unit = fset(-units[r]);
-    F rest = fzero();
-    for (int v = 0; v < s.vectors; v += 2) {
-      const int at = v * LANES;
-      const F x = fload(scaled[r] + at), y = v + 1 < s.vectors ? fload(scaled[r] + at + LANES) : fzero();
-      const I x_operands = ftoi(fmul(x, inverse)), y_operands = ftoi(fmul(y, inverse));
-      quads_store(rows.channel_operands[0][r] + at, rows.channel_operands[1][r] + at, x_operands, y_operands);
-      rest = fadd(rest, fadd(fma(itof(x_operands), unit, x), fma(itof(y_operands), unit, y)));
-    }
-    bias[r] = fma(rest, middle, bias[r]);
-  }
-  float biases[LANES];
-  fstore(biases, fsum4(bias));
-  for (int r = 0; r < RB; r++) {
-    rows.channel_unit[r] = units[r] * s.factor;
-    rows.channel_bias[r] = biases[r] * s.factor;
-  }
+  round_rows<RB>(s, scaled, most, s.vectors, s.layout->key.middle, rows.channels, bias);
   rows.channel_group = now.key_group[run];
 }
 
@@ -561,6 +573,8 @@ void add_values(const Shape &s, Rows &rows, const Tile &now, const Tile &next, W
     if (w.all[j] != ALL) add_values_seen<TYPE>(s, rows, now, w, j);
 }
 
+#include "decode_boosts.h"
+
 #ifdef KVPLAN_AMX
 #include "decode_amx.h"
 #else
@@ -625,13 +639,14 @@ template <int RB> AddFunction choose_add(const kvplan_layout &l, int store) {
 }
 
 struct Steps {
-  ScoreFunction score[2];
+  ScoreFunction score[2], boost; // the latter adds to scores of codes
   WeighFunction weigh;
   AddFunction add[2];
 };
 
 template <int RB> Steps choose_steps(const kvplan_layout &l) {
   return {{choose_score<RB>(l, STORE_CODES), choose_score<RB>(l, STORE_VALUES)},
+          add_key_boosts<RB>,
           weigh<RB>,
           {choose_add<RB>(l, STORE_CODES), choose_add<RB>(l, STORE_VALUES)}};
 }

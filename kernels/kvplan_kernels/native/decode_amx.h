@@ -110,7 +110,7 @@ INLINE void finish_scores(const Shape &s, const Rows &rows, const Tile &now, int
     for (int r = 0; r < RB; r++) {
       F x = code_sum(sums[j], r);
       float *to = out + r * TILE + (run + j) * LANES;
-      if (CHANNEL) x = fma(x, fset(rows.channel_unit[r]), fset(rows.channel_bias[r]));
+      if (CHANNEL) x = fma(x, fset(rows.channels.unit[r]), fset(rows.channels.bias[r]));
       else x = token_score(rows, group, r, x, scale, minimum);
       fstore(to, group ? fadd(fload(to), x) : x);
     }
@@ -138,7 +138,7 @@ void score_codes_tiles(const Shape &s, Rows &rows, const Tile &now, const Tile &
   alignas(64) Stage stages[2];
   const int words = (s.dim + ELEMENTS - 1) / ELEMENTS, chunks = (words + CHUNK_WORDS - 1) / CHUNK_WORDS;
   const int chunks_per_group = CHANNEL || s.key_groups == 1 ? chunks : s.layout->key.group / CHUNK;
-  const uint8_t *operands = CHANNEL ? rows.channel_operands[0][0] : rows.operands[0][0];
+  const uint8_t *operands = CHANNEL ? rows.channels.operands[0][0] : rows.operands[0][0];
   // 8-bit codes of a whole chunk are multiplied where they lie; the rest passes through a stage.
   const bool direct = BITS == 8 && words % CHUNK_WORDS == 0;
   int fill_run = 0, fill_chunk = 0;

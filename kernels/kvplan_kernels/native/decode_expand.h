@@ -15,10 +15,6 @@ INLINE bool tensor_expands(const kvplan_tensor &t) {
   return t.bits < 16 && (!codes_direct(t) || (has_scale(t) && !numbers_direct(t)));
 }
 
-// To the second level what a run's planes hold.
-INLINE void prefetch_span(const uint8_t *from, int64_t bytes) {
-  for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
-}
 // Where the planes of a run of V begin, of which 16 tokens take 2 * dim bytes a bit.
 INLINE const uint8_t *high_row(const Shape &s, const kvplan_tensor &v, const Tile &t, int j) {
   return t.value_high[j] + (int64_t)t.in_page[j] / LANES * 2 * s.dim * v.high_bits;

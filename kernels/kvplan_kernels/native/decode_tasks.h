@@ -161,9 +161,9 @@ void fill_rows(const Shape &s, int sequence, int head, int block, Rows &rows) {
   const kvplan_decode_call &c = *s.call;
   const int first_row = (int)((int64_t)s.rows * block / s.blocks);
   rows.count = (int)((int64_t)s.rows * (block + 1) / s.blocks) - first_row;
-  rows.channel_group = nullptr;
+  rows.channel_group = rows.boost_group = nullptr;
   memset(rows.operands, 0, sizeof rows.operands); // channels past the last weigh nothing
-  memset(rows.channel_operands, 0, sizeof rows.channel_operands);
+  memset(rows.channels.operands, 0, sizeof rows.channels.operands);
   memset(rows.halves, 0, sizeof rows.halves);
   for (int r = 0; r < rows.count; r++) {
     const int row = first_row + r, query = row / s.ratio, query_head = head * s.ratio + row % s.ratio;
@@ -263,8 +263,10 @@ void run_tiles(const Work &work, Rows *rows, Expanded *expanded, int sequence, i
     if (i + 1 < last) fill_tile(s, q, sequence, head, i + 1, next);
     else next = now;
     prefetch_metadata(s, next);
+    prefetch_boosts(s, next);
     prefetch_outliers(s, next);
-    const bool key_outliers = k.outliers && now.key_store == STORE_CODES && !s.call->restore;
+    const bool codes = now.key_store == STORE_CODES && !s.call->restore; // what is restored has all that lay beside
+    const bool key_boosts = k.boosts && codes, key_outliers = k.outliers && codes;
     const bool value_outliers = v.outliers && now.value_store == STORE_CODES;
     if (s.expands) expand_tile(s, head, now, next, unexpanded, *expanded);
     const Tile &following = s.expands ? unexpanded : next;
@@ -273,6 +275,7 @@ void run_tiles(const Work &work, Rows *rows, Expanded *expanded, int sequence, i
       const Tile &ahead = b ? now : following;
       see(rows[b], now, w);
       steps.score[now.key_store](s, rows[b], now, ahead, w.p);
+      if (key_boosts) steps.boost(s, rows[b], now, ahead, w.p);
       if (key_outliers) add_key_outliers(s, rows[b], now, w.p);
       steps.weigh(s, rows[b], now, w);
       if (v.outliers) shrink_outliers(s, rows[b], w);

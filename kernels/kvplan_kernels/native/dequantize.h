@@ -32,7 +32,17 @@ INLINE F level_value(I levels, int byte, F scale, F minimum) {
   return fadd(fmul(itof(iand(ishr(levels, 8 * byte), iset(0xff))), scale), minimum);
 }
 
-INLINE bool reads_plain(const kvplan_tensor &t) { return codes_plain(t) && numbers_direct(t) && !t.outliers; }
+INLINE bool reads_plain(const kvplan_tensor &t) { return codes_plain(t) && numbers_direct(t) && !t.outliers && !t.boosts; }
+
+// Add the low bits of boosted channels to sixteen tokens, channels by tokens.
+INLINE void restore_boosts(const kvplan_tensor &t, const Held &h, const float *scales, KeyRun x) {
+  for (int n = 0; n < t.boosts; n++) {
+    const int channel = boost_channels(t, h.slab, h.in_page)[n];
+    const I word = iload(boost_codes(t, h.slab, h.in_page) + 64 * (n / LANES));
+    const F low = itof(iand(ishr(word, shift_of(n % LANES, BOOST_BITS)), iset((1 << BOOST_BITS) - 1)));
+    fstore(x[channel], fadd(fload(x[channel]), fmul(low, fset(scales[channel] / BOOST_STEPS))));
+  }
+}
 
 // Codes of any plane and map, as levels first.
 void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
@@ -53,6 +63,7 @@ void read_key_any(const Dequantize &d, const Held &h, KeyRun x) {
     else if (has_scale(t) && c % t.group == 0) n = token_numbers(d, t, h, c / t.group);
     fstore(x[c], is_float(t) ? code_float(t, quad, c % 4) : level_value(quad, c % 4, n.scale, n.minimum));
   }
+  restore_boosts(t, h, scales, x);
   restore_outliers(t, d.layout->block_tokens, d.layout->float_type, h.slab, h.in_page, x);
 }
 

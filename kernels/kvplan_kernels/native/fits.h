@@ -104,8 +104,8 @@ INLINE F level_height(const kvplan_tensor &t, F code) {
 }
 
 // Codes go to `codes` as float32 row by row, before poisoned groups are cleared; returns the numbers, not yet rounded.
-INLINE void fit_scaled(const kvplan_tensor &t, const Elements &e, F scale, float *codes) {
-  const F step = fmul(number_float(number_bits(scale, t.number), t.number), fset(t.unit));
+INLINE void fit_scaled(const kvplan_tensor &t, const Elements &e, F scale, float coarse, float *codes) {
+  const F step = fmul(fdiv(number_float(number_bits(scale, t.number), t.number), fset(coarse)), fset(t.unit));
   for (int i = 0; i < e.count; i++) fstore(codes + LANES * i, nearest_code(t, quotient(e.at(i), step)));
 }
 
@@ -113,8 +113,8 @@ INLINE void fit_fixed(const kvplan_tensor &t, const Elements &e, float *codes) {
   for (int i = 0; i < e.count; i++) fstore(codes + LANES * i, nearest_code(t, fdiv(e.at(i), fset(t.unit))));
 }
 
-INLINE void fit_range(const kvplan_tensor &t, const Elements &e, F scale, F low, float *codes) {
-  const F step = number_float(number_bits(scale, t.number), t.number);
+INLINE void fit_range(const kvplan_tensor &t, const Elements &e, F scale, F low, float coarse, float *codes) {
+  const F step = fdiv(number_float(number_bits(scale, t.number), t.number), fset(coarse));
   const F minimum = number_float(number_bits(low, t.number), t.number);
   for (int i = 0; i < e.count; i++) {
     const F height = fdiv(fsub(e.at(i), minimum), step);
@@ -180,17 +180,18 @@ INLINE F fit_iq4_nl(const kvplan_tensor &t, const Elements &e, float *codes) {
   return fselect(fless(fzero(), squares), fdiv(products, squares), fzero());
 }
 
-// Code sixteen groups: `codes` gets whole numbers row by row, 0 where a group is poisoned.
-void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted *found) {
+// Code sixteen groups: `codes` gets whole numbers row by row, 0 where a group is poisoned. A stored scale is `coarse`
+// steps of a code, a power of two.
+void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted *found, float coarse = 1.0f) {
   F scale = fzero(), low = fzero(), high = fzero();
   switch (t.fit) {
   case KVPLAN_FIT_ABSMAX:
-    scale = fdiv(fmul(largest_magnitude(e), fset(t.clip)), fset(t.extent));
-    fit_scaled(t, e, scale, codes);
+    scale = fmul(fdiv(fmul(largest_magnitude(e), fset(t.clip)), fset(t.extent)), fset(coarse));
+    fit_scaled(t, e, scale, coarse, codes);
     break;
   case KVPLAN_FIT_POWER:
     scale = fdiv(largest_magnitude(e), fset(t.power));
-    fit_scaled(t, e, scale, codes);
+    fit_scaled(t, e, scale, 1.0f, codes);
     break;
   case KVPLAN_FIT_NORM: scale = fit_norm(t, e, codes); break;
   case KVPLAN_FIT_Q8_0: scale = fit_q8_0(e, codes); break;
@@ -204,8 +205,8 @@ void fit_groups(const kvplan_tensor &t, const Elements &e, float *codes, Fitted 
     least_and_largest(e, &low, &high);
     low = fmul(low, fset(t.clip));
     high = fmul(high, fset(t.clip));
-    scale = fdiv(fsub(high, low), fset(t.steps));
-    if (t.fit == KVPLAN_FIT_RANGE) fit_range(t, e, scale, low, codes);
+    scale = fmul(fdiv(fsub(high, low), fset(t.steps)), fset(coarse));
+    if (t.fit == KVPLAN_FIT_RANGE) fit_range(t, e, scale, low, coarse, codes);
     else fit_q5_1(t, e, scale, low, codes);
   }
   found->numbers[0] = number_bits(scale, t.number);

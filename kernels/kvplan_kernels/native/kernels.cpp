@@ -33,6 +33,7 @@ namespace {
 
 #include "stored.h"
 
+#include "boosts.h"
 #include "outliers.h"
 
 #include "rotate.h"

@@ -13,6 +13,9 @@ INLINE Mask lanes_between(int64_t first, int64_t last) {
 
 // To the second level, which has three times the first one's room for lines under way.
 INLINE void prefetch(const void *p) { __builtin_prefetch(p, 0, 2); }
+INLINE void prefetch_span(const uint8_t *from, int64_t bytes) {
+  for (int64_t at = 0; at < bytes; at += 64) prefetch(from + at);
+}
 
 // 2^r for r in [-1/2, 1/2]: Chebyshev fit of degree 5, relative error 2.2e-7 in float32.
 INLINE F power_part(F r) {
