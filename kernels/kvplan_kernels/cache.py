@@ -12,6 +12,7 @@ from kvplan_kernels.format import FloatType, UnsupportedError
 from kvplan_kernels.huge_pages import zeroed
 from kvplan_kernels.layout import KVLayout
 from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters
+from kvplan_kernels.restoring import Restoring
 from kvplan_kernels.rope import Rope, rope_of
 from kvplan_kernels.tensor_format import Levels, learned_levels
 
@@ -73,6 +74,14 @@ class LayerCache:
             UnsupportedError: The model's numbers are not there.
         """
         return rope_of(self.layout.format, self.parameters)
+
+    @cached_property
+    def restoring(self) -> Restoring | None:
+        """What a GPU needs to read keys back that lie as they were before RoPE; None where they do not."""
+        if self.rope is None:
+            return None
+        layout = self.layout
+        return Restoring(rope=self.rope, side=self.fold.key, kv_heads=layout.kv_heads, head_dim=layout.head_dim)
 
     @cached_property
     def learned_levels(self) -> dict[str, Levels]:

@@ -89,6 +89,8 @@ class Rope:
         return cosine[:, None], sine[:, None]
 
     def _table(self, positions: Tensor) -> Tensor:
+        if self.frequency.is_meta:
+            return torch.empty(len(positions), 2, len(self.frequency), device="meta")
         angles = positions.to(torch.float64)[:, None] * self.frequency.cpu()
         return torch.stack([angles.cos(), angles.sin()], dim=1).to(torch.float32).to(self.frequency.device)
 

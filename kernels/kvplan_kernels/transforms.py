@@ -2,8 +2,8 @@
 
 The model's rotary embedding is undone first (`rope`), then what calibration learned is folded in (`folding`), then
 heads are rotated (`rotation`); on the way back a query is asked, and an output read, by the inverse. All are plain
-torch in float32, on the device of the cache. The CPU's decode rotates where it reads queries and writes outputs, so that
-only the fold is around it.
+torch in float32, on the device of the cache. The CPU's decode rotates where it reads queries and writes outputs, so
+that only the fold is around it.
 
 Nothing can be asked of a query to make up for an embedding that was undone, as it is another for each token: where keys
 are stored without, decode reads each of them back as `restored_keys` defines it, in 16 bits as attention takes them.

@@ -10,8 +10,9 @@ from torch import Tensor
 from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import check_buffers, check_query
 from kvplan_kernels.decode.result import DecodeResult
+from kvplan_kernels.format import UnsupportedError
 from kvplan_kernels.gpu import targets
-from kvplan_kernels.gpu.geometry import Geometry, geometry, padded_size
+from kvplan_kernels.gpu.geometry import DOT_SIZE_MIN, Geometry, geometry, padded_size
 from kvplan_kernels.layout import ceil_div
 from kvplan_kernels.rotation import multiply
 from kvplan_kernels.transforms import transforming_decode
@@ -24,6 +25,8 @@ GROUPED_ROWS_MAX: Final = 16
 ROWS_MIN: Final = 8
 FOLDED_CHANNELS_MAX: Final = 128
 """Channels whose scales two warps fold into the queries without running out of registers in the loop."""
+RESTORED_TOKENS: Final = 64
+"""Of a tile of keys that are read back before they are multiplied."""
 FLOAT_TILE: Final = 32
 MERGE_CHUNK: Final = 16
 LOG2_E: Final = 1.4426950408889634
@@ -56,8 +59,10 @@ def tiling(g: Geometry, rows: int) -> Tiling:
     grouped = g.keys.channel or max(g.keys.groups, g.values.groups) > 1
     padded = min(GROUPED_ROWS_MAX if grouped else ROWS_MAX, padded_size(rows, ROWS_MIN))
     tokens = (128 if g.quantized else 64) // (1 if padded == ROWS_MIN else 2)
-    if g.keys.channel and g.keys.whole:
+    if g.keys.channel and (g.keys.whole or (g.restore is not None and g.keys.boosts)):
         tokens = min(tokens, g.keys.group)
+    if g.restore is not None:  # a tile's keys are held in 16 bits, and three matrices of their size
+        return Tiling(tokens=min(tokens, RESTORED_TOKENS), rows=padded, warps=2, stages=3)
     folds_much = g.keys.channel and g.padded > FOLDED_CHANNELS_MAX
     holds_more = folds_much or g.values.outliers > 0  # which are sums of their own
     return Tiling(tokens=tokens, rows=padded, warps=4 if holds_more else 2, stages=3)
@@ -119,6 +124,9 @@ def decode(
     sequences, queries, heads, _ = query.shape
     query = query if query.stride(3) == 1 else query.contiguous()
     output = torch.empty(query.shape, dtype=torch.float32, device=query.device)
+    if cache.restoring is not None:
+        _check_boosts(g)
+        query = cache.restoring.asked(query)
     if not sequences:
         share = output.new_zeros(0, heads, 0) if received else None
         return DecodeResult(output=output, received=share, lse=output.new_zeros(0, queries, heads) if lse else None)
@@ -137,10 +145,11 @@ def decode(
     from kvplan_kernels.decode import gpu_kernels  # Triton is slow to import, and not everywhere
 
     row_maxima, row_totals = (torch.empty(pairs * rows, dtype=torch.float32, device=query.device) for _ in range(2))
-    strides = (query.stride(0), query.stride(1), query.stride(2), batch.block_tables.shape[1])
+    restore, table_strides = _restore(cache, batch)
+    strides = (*table_strides, query.stride(0), query.stride(1), query.stride(2), batch.block_tables.shape[1])
     scale = options.scale / options.softcap if options.softcap else options.scale * LOG2_E
     held = (
-        query, *_views(cache), batch.block_tables, batch.slots, batch.lengths,
+        query, *_views(cache, restore), batch.block_tables, batch.slots, batch.lengths,
         batch.lengths if positions is None else positions.contiguous(),
     )  # fmt: skip
     compiled_for = {
@@ -187,12 +196,34 @@ def _longest(cache: LayerCache, batch: Batch) -> int:
     return int(batch.lengths.max())
 
 
-def _views(cache: LayerCache) -> tuple[Tensor, ...]:
-    """Return pages as words and as metadata, learned levels, then pages, ring and sinks as 16-bit values."""
+def _restore(cache: LayerCache, batch: Batch) -> tuple[tuple[Tensor, ...], tuple[int, int]]:
+    """Return what keys are read back by that lie as they were before RoPE, and the strides by head of both tables.
+
+    Levels stand in for tables where keys lie as they are.
+    """
+    found = cache.restoring
+    if found is None:
+        return (cache.level_words,) * 5, (0, 0)
+    near, far = found.near, found.far(cache.tokens_max(batch))
+    strides = (near.stride(0), far.stride(0)) if found.side.order is not None else (0, 0)
+    return (near, far, found.shift, *found.rotation), strides
+
+
+def _check_boosts(g: Geometry) -> None:
+    """Refuse tiles that would be of several groups of boosted channels."""
+    if g.keys.boosts and g.keys.group < DOT_SIZE_MIN * max(g.keys.tokens, g.values.tokens):
+        raise UnsupportedError(
+            f"boosted channels of groups of {g.keys.group} tokens, stored as they were before RoPE, have no Triton "
+            "kernel; use larger groups"
+        )
+
+
+def _views(cache: LayerCache, restore: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Return pages as words and metadata, learned levels, *restore*, then pages, ring and sinks as 16-bit values."""
     dtype = TORCH_FLOAT[cache.layout.float_type]
     pages = cache.pages.view(-1)
     return (
-        pages.view(torch.uint16), pages.view(torch.float16), cache.level_words, pages.view(dtype),
+        pages.view(torch.uint16), pages.view(torch.float16), cache.level_words, *restore, pages.view(dtype),
         cache.ring.view(-1).view(dtype), cache.sinks.view(-1).view(dtype),
     )  # fmt: skip
 

@@ -24,6 +24,7 @@ from kvplan_kernels.decode.outputs_gpu_kernels import (
     zero_planes,
     zero_rows,
 )
+from kvplan_kernels.decode.restored_gpu_kernels import code_values, float_values, restored_scores, turned_operands
 from kvplan_kernels.decode.scores_gpu_kernels import (
     LOG2_E,
     capped,
@@ -53,7 +54,7 @@ FARTHEST = tl.constexpr(2147483647)
 @triton.jit
 def attend(
     acc, minima, units, maximum, total, lo, begin, hi, gap_at, gap, first, last, origin,
-    query, valid, scale, softcap, codes, meta, tables, source, table, slot, head,
+    query, valid, scale, softcap, codes, meta, tables, restore, source, table, slot, head,
     G: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr,
     PARTS: tl.constexpr, FLOAT: tl.constexpr, CAPPED: tl.constexpr, ASM: tl.constexpr, MASKED: tl.constexpr,
     PIPELINE: tl.constexpr,
@@ -83,6 +84,14 @@ def attend(
     if TYPE == tl.float16:  # what may be out of fp16's range is brought into it
         unit = query_unit(query, valid, D, DP)
     planes = query_planes(query, unit, valid, KEY_PLANES, KEY_WIDTH, KEY_PADDED)
+    RESTORES: tl.constexpr = G.restore is not None
+    if RESTORES:  # operands are those of a tile
+        WHOLE_HEADS: tl.constexpr = G.restore.rotated
+        ASKED_PLANES: tl.constexpr = 1 if WHOLE_HEADS else KEY_PLANES
+        ASKED_WIDTH: tl.constexpr = D if WHOLE_HEADS else KEY_WIDTH
+        ASKED_PADDED: tl.constexpr = DP if WHOLE_HEADS else KEY_PADDED
+        asked = query_planes(query, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
+        partners = query_planes(query + D, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
     operands = rounded(planes, TYPE, KEY_PLANES)
     low = rests(planes, operands, TYPE, KEY_PLANES)
     sums = row_sums(planes, KEY_PLANES)
@@ -98,7 +107,11 @@ def attend(
         if PAGED:
             slab = slabs(table, token, start, hi, head, G, ONE_PAGE)
         in_page = start % G.block + J * r if ONE_PAGE else token % G.block
-        if FOLD:
+        if RESTORES:
+            cosines, sines = turned_operands(
+                asked, partners, origin + start, head, restore, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED, TYPE, G
+            )
+        elif FOLD:
             operands, low, operand_sums, fold_unit, bias = fold_channels(
                 planes, meta, slab, start % G.block, factor, G, K, ROWS, FLOAT
             )
@@ -116,23 +129,38 @@ def attend(
                     high = words
                 elif j % K.high.tokens == 0:
                     high = word_tiles(codes, slab, (in_page + j) // K.high.tokens, K.high, K, True)
-                score = code_scores(
-                    words, high, operands, low, sums, operand_sums, meta, tables, slab, in_page + j, inside, factor,
-                    j % KEY_PLACES, G, K, ROWS, 2 if FOLD else PARTS, FLOAT, ASM,
-                )  # fmt: skip
-                if FOLD:
-                    score = score * fold_unit + bias[None, :]
-                if FOLD and K.boosts > 0:
-                    score += folded_boost_scores(
-                        boost_operands, boost_low, boost_sum, meta, slab, in_page + j, inside, scale, K
-                    )
-                elif K.boosts > 0:
-                    score += boost_scores(query, valid, meta, slab, in_page + j, inside, scale, G, K)
-                if K.outliers > 0:
-                    score += outlier_scores(query, valid, meta, slab, in_page + j, inside, scale, G, K, FLOAT)
+                if RESTORES:
+                    values = ()
+                    for k in tl.static_range(KEY_PLANES):
+                        value = code_values(
+                            words, high, meta, tables, slab, in_page + j, inside, k, j % KEY_PLACES, G, K, FLOAT, ASM
+                        )
+                        values = values + (value,)
+                else:
+                    score = code_scores(
+                        words, high, operands, low, sums, operand_sums, meta, tables, slab, in_page + j, inside,
+                        factor, j % KEY_PLACES, G, K, ROWS, 2 if FOLD else PARTS, FLOAT, ASM,
+                    )  # fmt: skip
+                    if FOLD:
+                        score = score * fold_unit + bias[None, :]
+                    if FOLD and K.boosts > 0:
+                        score += folded_boost_scores(
+                            boost_operands, boost_low, boost_sum, meta, slab, in_page + j, inside, scale, K
+                        )
+                    elif K.boosts > 0:
+                        score += boost_scores(query, valid, meta, slab, in_page + j, inside, scale, G, K)
+                    if K.outliers > 0:
+                        score += outlier_scores(query, valid, meta, slab, in_page + j, inside, scale, G, K, FLOAT)
             else:
                 rows = float_rows(source, slab, at, slot, head, G, K, KEYS)
-                score = float_scores(operands, low, rows, inside, ROWS, PARTS, D, DP) * factor
+                if RESTORES:
+                    values = (float_values(rows, inside, D, DP),)
+                else:
+                    score = float_scores(operands, low, rows, inside, ROWS, PARTS, D, DP) * factor
+            if RESTORES:
+                score = factor * restored_scores(
+                    values, cosines, sines, J * r + j, head, restore, KEY_PLANES, KEY_WIDTH, KEY_PADDED, TYPE, G
+                )
             score = capped(score, softcap, CAPPED)
             if MASKED:
                 score = tl.where(sight(at, origin, inside, first, last), score, float("-inf"))
@@ -200,10 +228,11 @@ def store_part(
     tl.store(maxima + part, maximum, mask=held)
 
 
-@triton.jit(do_not_specialize=("table_width", "splits", "all_splits"))
+@triton.jit(do_not_specialize=("far_stride", "table_width", "splits", "all_splits"))
 def decode_split(
-    query, codes, meta, levels, pages, ring, sinks, block_tables, slots, lengths, positions, outputs, weights, maxima,
-    query_stride_sequence, query_stride_query, query_stride_head, table_width, queries, ratio, rows, window, scale,
+    query, codes, meta, levels, near, far, shift, signs, norms, pages, ring, sinks, block_tables, slots, lengths,
+    positions, outputs, weights, maxima, near_stride, far_stride, query_stride_sequence, query_stride_query,
+    query_stride_head, table_width, queries, ratio, rows, window, scale,
     softcap, splits, all_splits,
     G: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, BN_FLOAT: tl.constexpr, PARTS: tl.constexpr,
     CODE_PARTS: tl.constexpr, FLOAT: tl.constexpr, CAPPED: tl.constexpr, HAS_POSITIONS: tl.constexpr,
@@ -226,6 +255,7 @@ def decode_split(
     length = tl.load(lengths + sequence)
     slot = tl.load(slots + sequence)
     tables = level_tables(levels, G)
+    restore = ((near, near_stride), (far, far_stride), shift, (signs, norms))
     table = block_tables + sequence.to(tl.int64) * table_width
     if HAS_POSITIONS:
         position = tl.load(positions + sequence * queries + row // ratio, mask=valid, other=-1)
@@ -265,13 +295,13 @@ def decode_split(
         gap = tl.maximum(outer - inner, 0)
         acc, minima, units, maximum, total = attend(
             acc, minima, units, maximum, total, inner, inner, inner + gap, 0, 0, first, last, sink_tokens, at,
-            valid, scale, softcap, codes, meta, tables, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN,
+            valid, scale, softcap, codes, meta, tables, restore, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN,
             CODE_PARTS, FLOAT, CAPPED, ASM, False, PIPELINE,
         )  # fmt: skip
         acc, minima, units, maximum, total = attend(
             acc, minima, units, maximum, total, lo, lo, hi, inner, gap, first, last, sink_tokens, at, valid,
-            scale, softcap, codes, meta, tables, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN, CODE_PARTS,
-            FLOAT, CAPPED, ASM, True, 1,
+            scale, softcap, codes, meta, tables, restore, pages, table, slot, head, G, KEYS, VALUES, ROWS, BN,
+            CODE_PARTS, FLOAT, CAPPED, ASM, True, 1,
         )  # fmt: skip
         store_part(
             acc, minima, units, maximum, total, outputs, weights, maxima, part, valid, G, VALUES == "codes",
@@ -284,20 +314,20 @@ def decode_split(
             if split == splits:
                 rest, none, none, maximum, total = attend(
                     rest, none, none, maximum, total, both // BN * BN, both, key_paged, 0, 0, first, last,
-                    sink_tokens, at, valid, scale, softcap, codes, meta, tables, ring, table, slot, head, G, KEYS,
-                    "ring", ROWS, BN, CODE_PARTS, FLOAT, CAPPED, ASM, True, 1,
+                    sink_tokens, at, valid, scale, softcap, codes, meta, tables, restore, ring, table, slot, head, G,
+                    KEYS, "ring", ROWS, BN, CODE_PARTS, FLOAT, CAPPED, ASM, True, 1,
                 )  # fmt: skip
         if split == all_splits - 1:
             rest, none, none, maximum, total = attend(
                 rest, none, none, maximum, total, 0, 0, sink_tokens, 0, 0, first, last, 0, at, valid, scale,
-                softcap, codes, meta, tables, sinks, table, slot, head, G, "sinks", "sinks", ROWS, BN_FLOAT, PARTS,
-                FLOAT, CAPPED, ASM, True, 1,
+                softcap, codes, meta, tables, restore, sinks, table, slot, head, G, "sinks", "sinks", ROWS, BN_FLOAT,
+                PARTS, FLOAT, CAPPED, ASM, True, 1,
             )  # fmt: skip
             start = tl.maximum(key_paged, seen_first)
             rest, none, none, maximum, total = attend(
                 rest, none, none, maximum, total, start, start, tl.minimum(tokens, seen_last), 0, 0, first, last,
-                sink_tokens, at, valid, scale, softcap, codes, meta, tables, ring, table, slot, head, G, "ring",
-                "ring", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED, ASM, True, 1,
+                sink_tokens, at, valid, scale, softcap, codes, meta, tables, restore, ring, table, slot, head, G,
+                "ring", "ring", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED, ASM, True, 1,
             )  # fmt: skip
         store_part(rest, none, none, maximum, total, outputs, weights, maxima, part, valid, G, False, FLOAT)
 

@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from kvplan_kernels.decode.restored_gpu_kernels import code_values, float_values, restored_scores, turned_operands
 from kvplan_kernels.decode.scores_gpu_kernels import (
     capped,
     code_scores,
@@ -64,10 +65,50 @@ def tile_scores(
 
 
 @triton.jit
+def restored_tile_scores(
+    at, inside, start, origin, query, unit, valid, codes, meta, tables, restore, source, table, hi, slot, head,
+    PLACE: tl.constexpr, G: tl.constexpr, KEYS: tl.constexpr, BN: tl.constexpr, FLOAT: tl.constexpr, ASM: tl.constexpr,
+):  # fmt: skip
+    """Return the same, with all that lies beside codes, where keys lie as they were before RoPE."""
+    K: tl.constexpr = G.keys
+    CODES: tl.constexpr = KEYS == "codes"
+    PLANES: tl.constexpr = K.pieces if CODES else 1
+    WIDTH: tl.constexpr = K.piece if CODES else G.head_dim
+    PADDED: tl.constexpr = K.padded_piece if CODES else G.padded
+    WHOLE_HEADS: tl.constexpr = G.restore.rotated
+    ASKED_PLANES: tl.constexpr = 1 if WHOLE_HEADS else PLANES
+    ASKED_WIDTH: tl.constexpr = G.head_dim if WHOLE_HEADS else WIDTH
+    ASKED_PADDED: tl.constexpr = G.padded if WHOLE_HEADS else PADDED
+    TYPE: tl.constexpr = operand_type(FLOAT, K, CODES)
+    asked = query_planes(query, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
+    partners = query_planes(query + G.head_dim, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
+    cosines, sines = turned_operands(
+        asked, partners, origin + start, head, restore, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED, TYPE, G
+    )
+    if CODES:
+        slab = slabs(table, at, start, hi, head, G, G.block % BN == 0)
+        in_page = at % G.block
+        words = word_tiles(codes, slab, in_page // K.low.tokens, K.low, K, True)
+        high = words
+        if K.high.bits > 0:
+            high = word_tiles(codes, slab, in_page // K.high.tokens, K.high, K, True)
+        values = ()
+        for k in tl.static_range(PLANES):
+            value = code_values(words, high, meta, tables, slab, in_page, inside, k, PLACE, G, K, FLOAT, ASM)
+            values = values + (value,)
+    else:
+        slab = tl.zeros([1], tl.int64)
+        if KEYS == "pages":
+            slab = slabs(table, at, start, hi, head, G, G.block % BN == 0)
+        values = (float_values(float_rows(source, slab, at, slot, head, G, K, KEYS), inside, G.head_dim, G.padded),)
+    return restored_scores(values, cosines, sines, at - start, head, restore, PLANES, WIDTH, PADDED, TYPE, G)
+
+
+@triton.jit
 def add_weights(
     received, start, begin, hi, origin, length, query, query_stride_query, query_stride_head, positions, row_maxima,
-    row_totals, queries, ratio, window, scale, softcap, codes, meta, tables, source, table, slot, sequence, head,
-    tokens, G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
+    row_totals, queries, ratio, window, scale, softcap, codes, meta, tables, restore, source, table, slot, sequence,
+    head, tokens, G: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, PARTS: tl.constexpr,
     FLOAT: tl.constexpr, CAPPED: tl.constexpr, HAS_POSITIONS: tl.constexpr, ASM: tl.constexpr,
 ):  # fmt: skip
     """Store the weight that each token of one tile received, summed over the queries."""
@@ -96,24 +137,31 @@ def add_weights(
             unit = 1.0
             if TYPE == tl.float16:
                 unit = query_unit(rows, valid, G.head_dim, G.padded)
-            planes = query_planes(rows, unit, valid, PLANES, WIDTH, PADDED)
-            operands = rounded(planes, TYPE, PLANES)
-            low = rests(planes, operands, TYPE, PLANES)
-            sums = row_sums(planes, PLANES)
-            operand_sums = sums if PARTS == 2 else row_sums(operands, PLANES)
-            score = tile_scores(
-                at, inside, start, planes, operands, low, sums, operand_sums, unit * scale, codes, meta, tables,
-                source, table, hi, slot, head, j, G, KEYS, ROWS, BN, PARTS, FLOAT, ASM,
-            )  # fmt: skip
-            if CODES and K.outliers + K.boosts > 0:
+            BESIDE: tl.constexpr = CODES and G.restore is None
+            if G.restore is None:
+                planes = query_planes(rows, unit, valid, PLANES, WIDTH, PADDED)
+                operands = rounded(planes, TYPE, PLANES)
+                low = rests(planes, operands, TYPE, PLANES)
+                sums = row_sums(planes, PLANES)
+                operand_sums = sums if PARTS == 2 else row_sums(operands, PLANES)
+                score = tile_scores(
+                    at, inside, start, planes, operands, low, sums, operand_sums, unit * scale, codes, meta, tables,
+                    source, table, hi, slot, head, j, G, KEYS, ROWS, BN, PARTS, FLOAT, ASM,
+                )  # fmt: skip
+            else:
+                score = unit * scale * restored_tile_scores(
+                    at, inside, start, origin, rows, unit, valid, codes, meta, tables, restore, source, table, hi,
+                    slot, head, j, G, KEYS, BN, FLOAT, ASM,
+                )  # fmt: skip
+            if BESIDE and K.outliers + K.boosts > 0:
                 slab = slabs(table, at, start, hi, head, G, G.block % BN == 0)
-            if CODES and K.boosts > 0:
+            if BESIDE and K.boosts > 0:
                 if K.whole:
                     boosts, boosts_low, total = fold_boosts(rows, valid, meta, slab, start % G.block, G, K)
                     score += folded_boost_scores(boosts, boosts_low, total, meta, slab, at % G.block, inside, scale, K)
                 else:
                     score += boost_scores(rows, valid, meta, slab, at % G.block, inside, scale, G, K)
-            if CODES and K.outliers > 0:
+            if BESIDE and K.outliers > 0:
                 score += outlier_scores(rows, valid, meta, slab, at % G.block, inside, scale, G, K, FLOAT)
             score = capped(score, softcap, CAPPED)
             seen = sight(at, origin, inside, first, last) & valid[None, :]
@@ -125,11 +173,11 @@ def add_weights(
         tl.store(place, share, mask=inside[:, None] & valid[None, :] & (origin + at < tokens)[:, None])
 
 
-@triton.jit(do_not_specialize=("table_width", "tokens", "page_tiles", "ring_tiles"))
+@triton.jit(do_not_specialize=("far_stride", "table_width", "tokens", "page_tiles", "ring_tiles"))
 def decode_received(
-    query, codes, meta, levels, pages, ring, sinks, block_tables, slots, lengths, positions, row_maxima, row_totals,
-    received, query_stride_sequence, query_stride_query, query_stride_head, table_width, queries, ratio, window,
-    scale, softcap, tokens, page_tiles, ring_tiles,
+    query, codes, meta, levels, near, far, shift, signs, norms, pages, ring, sinks, block_tables, slots, lengths,
+    positions, row_maxima, row_totals, received, near_stride, far_stride, query_stride_sequence, query_stride_query,
+    query_stride_head, table_width, queries, ratio, window, scale, softcap, tokens, page_tiles, ring_tiles,
     G: tl.constexpr, ROWS: tl.constexpr, BN: tl.constexpr, BN_FLOAT: tl.constexpr, PARTS: tl.constexpr,
     CODE_PARTS: tl.constexpr, FLOAT: tl.constexpr, CAPPED: tl.constexpr, HAS_POSITIONS: tl.constexpr,
     ASM: tl.constexpr,
@@ -143,6 +191,7 @@ def decode_received(
     length = tl.load(lengths + sequence)
     slot = tl.load(slots + sequence)
     tables = level_tables(levels, G)
+    restore = ((near, near_stride), (far, far_stride), shift, (signs, norms))
     table = block_tables + sequence.to(tl.int64) * table_width
     at = query + sequence.to(tl.int64) * query_stride_sequence
     rows = pid * queries * ratio
@@ -155,7 +204,7 @@ def decode_received(
             add_weights(
                 out, tile * BN, 0, key_paged, sink_tokens, length, at, query_stride_query, query_stride_head, positions,
                 row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, tables,
-                pages, table, slot, sequence, head, tokens, G, KEYS, ROWS, BN, CODE_PARTS, FLOAT, CAPPED,
+                restore, pages, table, slot, sequence, head, tokens, G, KEYS, ROWS, BN, CODE_PARTS, FLOAT, CAPPED,
                 HAS_POSITIONS, ASM,
             )  # fmt: skip
     elif tile < page_tiles + ring_tiles:
@@ -164,7 +213,7 @@ def decode_received(
             add_weights(
                 out, start, 0, held, sink_tokens, length, at, query_stride_query, query_stride_head, positions,
                 row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, tables,
-                ring, table, slot, sequence, head, tokens, G, "ring", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED,
+                restore, ring, table, slot, sequence, head, tokens, G, "ring", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED,
                 HAS_POSITIONS, ASM,
             )  # fmt: skip
     else:
@@ -173,6 +222,6 @@ def decode_received(
             add_weights(
                 out, start, 0, sink_tokens, 0, length, at, query_stride_query, query_stride_head, positions,
                 row_maxima + rows, row_totals + rows, queries, ratio, window, scale, softcap, codes, meta, tables,
-                sinks, table, slot, sequence, head, tokens, G, "sinks", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED,
+                restore, sinks, table, slot, sequence, head, tokens, G, "sinks", ROWS, BN_FLOAT, PARTS, FLOAT, CAPPED,
                 HAS_POSITIONS, ASM,
             )  # fmt: skip

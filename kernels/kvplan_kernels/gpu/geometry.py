@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from kvplan_kernels.format import Axis, Code, Fit, Number, TensorFormat, UnsupportedError
+from kvplan_kernels.format import Axis, Code, Fit, Number, TensorFormat, Transform, UnsupportedError
 from kvplan_kernels.layout import PLANE_NAMES, ROW_PLANES, KVLayout, Order
 from kvplan_kernels.tensor_format import LEVEL_MOST, Levels, learned_levels
 from kvplan_kernels.views import KEY, tensor_flush, tensor_format
@@ -160,6 +160,20 @@ class TensorGeometry(NamedTuple):
         return self.padded if self.slices == 1 else self.piece
 
 
+class Restore(NamedTuple):
+    """What was done to keys that lie as they were before RoPE, beside undoing it.
+
+    Attributes:
+        rotated: Whether heads were rotated.
+        shifted: Whether a number was taken from each channel.
+        by_head: Whether KV heads have orders of channels, and so tables, of their own.
+    """
+
+    rotated: bool
+    shifted: bool
+    by_head: bool
+
+
 class Geometry(NamedTuple):
     """A layer's cache.
 
@@ -173,6 +187,7 @@ class Geometry(NamedTuple):
         sink: Items of a sequence's sinks.
         sink_head: Items of a head in them.
         sinks: Sink tokens.
+        restore: How keys are read back that lie as they were before RoPE; None where they do not.
     """
 
     kv_heads: int
@@ -188,6 +203,7 @@ class Geometry(NamedTuple):
     sinks: int
     keys: TensorGeometry
     values: TensorGeometry
+    restore: Restore | None
 
     @property
     def quantized(self) -> bool:
@@ -235,6 +251,17 @@ def geometry(layout: KVLayout) -> Geometry:
         sinks=layout.format.sink_tokens,
         keys=_tensor(layout, "k", layout.key_ring_tokens, ring=0, sinks=0),
         values=_tensor(layout, "v", layout.value_ring_tokens, ring=key_ring, sinks=layout.head_dim * capacity),
+        restore=_restore(layout.format.transforms),
+    )
+
+
+def _restore(transforms: tuple[Transform, ...]) -> Restore | None:
+    if Transform.PREROPE not in transforms:
+        return None
+    return Restore(
+        rotated=Transform.HADAMARD in transforms,
+        shifted=bool({Transform.UNBIAS, Transform.SCALED_CHANNEL} & set(transforms)),
+        by_head=Transform.ORDER in transforms,
     )
 
 
