@@ -12,6 +12,7 @@ from kvplan_kernels.format import FloatType, UnsupportedError
 from kvplan_kernels.huge_pages import zeroed
 from kvplan_kernels.layout import KVLayout
 from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters
+from kvplan_kernels.rope import Rope, rope_of
 from kvplan_kernels.tensor_format import Levels, learned_levels
 
 _TABLE_BYTES: Final = 16
@@ -65,6 +66,15 @@ class LayerCache:
         return fold_of(self.layout.format, self.parameters)
 
     @cached_property
+    def rope(self) -> Rope | None:
+        """What keys are turned by where they are read, and back before they are stored; None where they lie turned.
+
+        Raises:
+            UnsupportedError: The model's numbers are not there.
+        """
+        return rope_of(self.layout.format, self.parameters)
+
+    @cached_property
     def learned_levels(self) -> dict[str, Levels]:
         """What codes stand for where that is learned, by "k" and "v".
 
@@ -83,12 +93,17 @@ class LayerCache:
         """The same as words of four levels, int32 [2, 4], on the cache's device; zeros where none are learned."""
         if self.pages.is_meta:
             return torch.empty(2, _TABLE_BYTES // 4, dtype=torch.int32, device="meta")
-        words = torch.zeros(2, _TABLE_BYTES, dtype=torch.uint8)
+        words = torch.zeros(2, _TABLE_BYTES, dtype=torch.uint8, device="cpu")
         for row, prefix in enumerate("kv"):
             if prefix in self.learned_levels:
                 table = self.learned_levels[prefix].table
                 words[row, : len(table)] = torch.tensor(table, dtype=torch.uint8)
         return words.view(torch.int32).to(self.pages.device)
+
+    def tokens_max(self, batch: "Batch") -> int:
+        """Return more tokens than a sequence of *batch* can hold; nothing is read back from a device."""
+        layout = self.layout
+        return batch.block_tables.shape[1] * layout.block_tokens + layout.key_ring_tokens + layout.sink_capacity_tokens
 
     @property
     def nbytes(self) -> int:

@@ -72,6 +72,13 @@ class Side:
         """Return the query whose product with what is stored is that of *query* with the values, less the offset."""
         return _taken(query if self.factor is None else query / self.factor, self.order)
 
+    @cached_property
+    def restoring(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """What `read` does, by channel [kv_heads, head_dim]: the place it is stored at, int32, a factor, an offset."""
+        place = None if self._places is None else self._places.to(torch.int32).contiguous()
+        factor = None if self.factor is None else self.factor.reciprocal().contiguous()
+        return place, factor, None if self.offset is None else self.offset.contiguous()
+
     def less(self, offset: Tensor) -> "Side":
         """Return the same with *offset* taken from what is stored."""
         more = offset if self.factor is None else offset / self.factor
@@ -163,7 +170,7 @@ def attention_refusal(form: CacheFormat, *, softcap: bool, sink_logits: bool) ->
     Keys less a constant lower all scores of a query alike, which only a plain softmax does not see.
     """
     constant = {Transform.UNBIAS, Transform.SCALED_CHANNEL} & set(form.transforms)
-    if not constant or not (softcap or sink_logits):
-        return None
+    if not constant or Transform.PREROPE in form.transforms or not (softcap or sink_logits):
+        return None  # what is taken before RoPE is given back
     other = "a softcap" if softcap else "sink logits"
     return f"format {form} takes a constant from the keys, which changes attention that has {other}"

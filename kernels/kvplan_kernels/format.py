@@ -65,6 +65,8 @@ class Transform(StrEnum):
     Attention stays what it was: `folding` and `rotation` say how queries and outputs make up for each.
     """
 
+    PREROPE = "prerope"
+    """Keys are stored as they were before the model's rotary embedding, which `rope` undoes and applies again."""
     UNBIAS = "unbias"
     """A constant of each channel is taken from the keys: softmax does not see it."""
     SMOOTH = "smooth"
@@ -83,7 +85,7 @@ class Transform(StrEnum):
     @property
     def calibrated(self) -> bool:
         """Whether it has numbers that are learned from a model's keys and values."""
-        return self is not Transform.HADAMARD
+        return self not in (Transform.HADAMARD, Transform.PREROPE)
 
 
 _SCALES: Final = (Transform.SCALED_TENSOR, Transform.SCALED_CHANNEL, Transform.SCALED)
@@ -259,7 +261,7 @@ TIERS: Final = "tiers-"
 _LLAMA_CPP: Final = "llama.cpp:"
 _LATER: Final = "vllm:"
 _TRANSFORMED: Final = tuple(f"{transform}-" for transform in Transform)
-_PREFIXES: Final = "[unbias-][smooth-][order-][scaled-[tensor-|channel-]][had-]"
+_PREFIXES: Final = "[prerope-][unbias-][smooth-][order-][scaled-[tensor-|channel-]][had-]"
 _CODES: Final = (
     f"int8, int4, int2, {', '.join(STORED)} or [sym-][kivi-]k<bits>v<bits>[-g<group>][-b<eighths>][-o<outliers>]"
     "[-r<residual>][-s<sinks>]"

@@ -14,7 +14,7 @@ from kvplan_kernels.cases import Case, Data, QueryType, Tables
 from kvplan_kernels.format import Code, TensorFormat, parse
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.learning import learn
-from kvplan_kernels.parameters import LayerParameters
+from kvplan_kernels.parameters import LayerParameters, usual
 from kvplan_kernels.tensor_format import E4M3_MAX, E5M2_MAX
 
 QUERY_TYPE: Final = {
@@ -80,7 +80,9 @@ def make_inputs(case: Case, order: Order = Order.LANES) -> Inputs:
     layout = case.layout(order)
     generator = torch.Generator().manual_seed(zlib.crc32(str(case).encode()))
     key, value, query = _tensors(case, generator)
-    cache, empty, batch = _empty_cache(case, layout, generator, learn(layout.format, key, value))
+    cache, empty, batch = _empty_cache(
+        case, layout, generator, learn(layout.format, key, value, usual(layout.head_dim))
+    )
     heads = case.kv_heads * case.gqa_ratio
     shape = (len(case.lengths), case.queries)
     longest = max(case.lengths)

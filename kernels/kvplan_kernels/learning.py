@@ -15,6 +15,7 @@ from torch import Tensor
 from kvplan_kernels.folding import Side, fold_of
 from kvplan_kernels.format import CacheFormat, CodeTable, Lesson, Transform
 from kvplan_kernels.level_learning import LevelLearner
+from kvplan_kernels.outliers import cut
 from kvplan_kernels.parameters import (
     KEY_DIVISOR,
     KEY_LARGEST,
@@ -22,11 +23,13 @@ from kvplan_kernels.parameters import (
     KEY_OFFSET,
     KEY_ORDER,
     KEY_REACH,
+    NOTHING_LEARNED,
     VALUE_LARGEST,
     VALUE_ORDER,
     VALUE_REACH,
     LayerParameters,
 )
+from kvplan_kernels.rope import Rope, rope_of
 from kvplan_kernels.rotation import multiply
 from kvplan_kernels.seen import Seen
 
@@ -172,12 +175,13 @@ def as_stored(form: CacheFormat, lesson: Lesson, before: LayerParameters, seen: 
     Args:
         form: The format.
         lesson: One of its own.
-        before: What the rest of the recipe has learned.
+        before: What the rest of the recipe has learned, and what the model has.
         seen: As the model has it.
     """
     recipe = form.recipe(lesson)
     others = tuple(other for other in form.transforms if other in recipe and other is not lesson)
     fold, rotated = fold_of(replace(form, transforms=others), before), Transform.HADAMARD in others
+    seen = _without_rope(seen, rope_of(form, before))
 
     def turned(values: Tensor) -> Tensor:
         return multiply(values) if rotated else values.to(torch.float32)
@@ -185,19 +189,32 @@ def as_stored(form: CacheFormat, lesson: Lesson, before: LayerParameters, seen: 
     def gradient(found: Tensor | None, side: Side) -> Tensor | None:
         return None if found is None else turned(side.asked(found))
 
+    def dense(values: Tensor) -> Tensor:
+        """Leave out what does not lie in codes, where codes are what is learned."""
+        return cut(values, form.outliers)[0] if lesson is CodeTable.LEVELS and form.outliers else values
+
     return Seen(
-        key=turned(fold.key.stored(seen.key)),
-        value=turned(fold.value.stored(seen.value)),
+        key=dense(turned(fold.key.stored(seen.key))),
+        value=dense(turned(fold.value.stored(seen.value))),
         key_gradient=gradient(seen.key_gradient, fold.key),
         value_gradient=gradient(seen.value_gradient, fold.value),
     )
 
 
-def learn(form: CacheFormat, key: Tensor, value: Tensor) -> LayerParameters:
-    """Return what *form* learns from all of a layer's keys and values at once, [tokens, kv_heads, head_dim]."""
-    learned: dict[str, Tensor] = {}
+def _without_rope(seen: Seen, rope: Rope | None) -> Seen:
+    """Return *seen*, a text from its first token on, with keys as they were before their embedding."""
+    if rope is None:
+        return seen
+    tokens = seen.key.shape[0]
+    places = torch.arange(tokens, device=seen.key.device)
+    gradient = None if seen.key_gradient is None else rope.undone(seen.key_gradient, places, tokens)
+    return replace(seen, key=rope.undone(seen.key, places, tokens), key_gradient=gradient)
+
+
+def learn(form: CacheFormat, key: Tensor, value: Tensor, known: LayerParameters = NOTHING_LEARNED) -> LayerParameters:
+    """Return *known*, and what *form* learns from all of a layer's keys and values, [tokens, kv_heads, head_dim]."""
     for lesson in form.calibrated:
         one = learner(form, lesson)
-        one.observe(as_stored(form, lesson, LayerParameters(learned), Seen(key=key, value=value)))
-        learned |= one.learned()
-    return LayerParameters(learned)
+        one.observe(as_stored(form, lesson, known, Seen(key=key, value=value)))
+        known = known | LayerParameters(one.learned())
+    return known

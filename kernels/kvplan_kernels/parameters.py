@@ -22,6 +22,8 @@ KEY_REACH: Final = "k_reach"
 VALUE_REACH: Final = "v_reach"
 KEY_LEVELS: Final = "k_levels"
 VALUE_LEVELS: Final = "v_levels"
+ROPE_FREQUENCY: Final = "rope_frequency"
+ROPE_PARTNER: Final = "rope_partner"
 
 LEARNED: Final[Mapping[Lesson, tuple[str, ...]]] = {
     Transform.UNBIAS: (KEY_OFFSET,),
@@ -34,14 +36,17 @@ LEARNED: Final[Mapping[Lesson, tuple[str, ...]]] = {
 }
 """The tensors that each lesson is about.
 
-Orders are int64 [kv_heads, head_dim]: which channel is stored at a place. Levels are int64, one for each code,
-ascending from 0 to 255. Largest numbers are float32 [kv_heads]. All else is float32 [kv_heads, head_dim], by channel.
+Those of `rope` are no lesson: the model has them, float64 and int64 [head_dim]. Orders are int64 [kv_heads, head_dim]:
+which channel is stored at a place. Levels are int64, one for each code, ascending from 0 to 255. Largest numbers are
+float32 [kv_heads]. All else is float32 [kv_heads, head_dim], by channel.
 """
 _OF_HEADS: Final = (KEY_LARGEST, VALUE_LARGEST)
 _OF_PLACES: Final = (KEY_ORDER, VALUE_ORDER)
 _OF_CODES: Final = (KEY_LEVELS, VALUE_LEVELS)
 _OF_ANY_SIGN: Final = (KEY_OFFSET, KEY_MIDDLE)
 _CODES: Final = (4, 8, 16)
+_BASE: Final = 10_000.0
+"""Of the frequencies of RoPE, where no model says another."""
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -57,6 +62,10 @@ class LayerParameters:
                 f"{name}: the format needs this tensor, learned from the model, and the cache has none"
             )
         return self.tensors[name]
+
+    def __or__(self, more: "LayerParameters") -> "LayerParameters":
+        """Return these and *more*."""
+        return LayerParameters({**self.tensors, **more.tensors})
 
     def to(self, device: str) -> "LayerParameters":
         """Return the same on *device*."""
@@ -117,11 +126,35 @@ def neutral(layout: KVLayout, device: str = "cpu") -> LayerParameters:
         KEY_MIDDLE: channels * 0,
         KEY_REACH: channels * (form.key.most or 1.0),
         VALUE_REACH: channels * (form.value.most or 1.0),
-        KEY_LEVELS: _even_levels(form.key).to(device),
-        VALUE_LEVELS: _even_levels(form.value).to(device),
+        KEY_LEVELS: _even_levels(form.key, device),
+        VALUE_LEVELS: _even_levels(form.value, device),
     }
-    return LayerParameters({name: of[name] for name in learned_names(form)})
+    learned = LayerParameters({name: of[name] for name in learned_names(form)})
+    return learned | usual(layout.head_dim).to(device) if Transform.PREROPE in form.transforms else learned
 
 
-def _even_levels(tensor: TensorFormat) -> Tensor:
-    return torch.linspace(0, LEVEL_MOST, 1 << min(tensor.bits, 8)).round().to(torch.int64)
+def _even_levels(tensor: TensorFormat, device: str) -> Tensor:
+    return torch.linspace(0, LEVEL_MOST, 1 << min(tensor.bits, 8), device=device).round().to(torch.int64)
+
+
+def usual(head_dim: int, base: float = _BASE) -> LayerParameters:
+    """Return the embedding of most models: pairs (i, i + head_dim / 2) with frequencies base^(-2 i / head_dim)."""
+    frequency = base ** (-2.0 * torch.arange(head_dim // 2, dtype=torch.float64, device="cpu") / head_dim)
+    return rope_parameters(frequency, head_dim, interleaved=False)
+
+
+def rope_parameters(frequency: Tensor, head_dim: int, *, interleaved: bool) -> LayerParameters:
+    """Return what caches need to know of an embedding.
+
+    Args:
+        frequency: float64 [pairs], rad a token.
+        head_dim: Head size; channels behind the pairs' are not turned.
+        interleaved: Whether a pair is (2 i, 2 i + 1), and not (i, i + pairs).
+    """
+    pairs = frequency.numel()
+    places = torch.arange(2 * pairs, device="cpu")
+    first, second = places.view(-1, 2).T if interleaved else places.view(2, -1)
+    every, partner = torch.zeros(head_dim, dtype=torch.float64, device="cpu"), torch.arange(head_dim, device="cpu")
+    every[first], every[second] = frequency, -frequency
+    partner[first], partner[second] = second, first
+    return LayerParameters({ROPE_FREQUENCY: every, ROPE_PARTNER: partner})

@@ -11,7 +11,7 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
-from kvplan_kernels.format import TIERS, Axis, CacheFormat, Lesson, TensorFormat, UnsupportedError, parse
+from kvplan_kernels.format import TIERS, Axis, CacheFormat, Lesson, TensorFormat, Transform, UnsupportedError, parse
 
 WINDOW_TOKENS: Final = 64
 """What DiffKV keeps in its high tier, arXiv 2412.03131."""
@@ -197,6 +197,8 @@ def _refusal(form: CacheFormat) -> str | None:
         return "the window is what stays, and it is of the first tier; leave -r and -s out"
     if any(tensor.quantized and tensor.axis is Axis.CHANNEL for tensor in (form.key, form.value)):
         return "tokens of a channel share a scale, and a tier replaces them one by one"
+    if Transform.PREROPE in form.transforms:
+        return "what keys are turned by depends on their position, and a tier's tokens lie in no order"
     if form.calibrated:
         return "what it learns is of a layer's heads together, and tiers hold them apart"
     return None

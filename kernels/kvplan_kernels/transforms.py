@@ -1,8 +1,12 @@
 """What keys and values are transformed by, around operations whose kernels know nothing of it.
 
-What calibration learned is folded in first (`folding`), then heads are rotated (`rotation`); on the way back a query is
-asked, and an output read, by the inverse. Both are plain torch in float32, on the device of the cache. The CPU's decode
-rotates where it reads queries and writes outputs, so that only the fold is around it.
+The model's rotary embedding is undone first (`rope`), then what calibration learned is folded in (`folding`), then
+heads are rotated (`rotation`); on the way back a query is asked, and an output read, by the inverse. All are plain
+torch in float32, on the device of the cache. The CPU's decode rotates where it reads queries and writes outputs, so
+that only the fold is around it.
+
+Nothing can be asked of a query to make up for an embedding that was undone, as it is another for each token: where keys
+are stored without, decode reads each of them back as `restored_keys` defines it, in 16 bits as attention takes them.
 """
 
 from collections.abc import Callable
@@ -13,7 +17,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import Tensor
 
-from kvplan_kernels.cache import AttentionOptions, LayerCache
+from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import FLOAT_TYPES
 from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.folding import Side, attention_refusal
@@ -37,9 +41,39 @@ def _stored(values: Tensor, side: Side, layout: KVLayout, rotate: Rotate) -> Ten
 
 
 def _read(stored: Tensor, side: Side, layout: KVLayout, rotate: Rotate) -> Tensor:
-    """Return the values, in the type of *stored*, of which a cache holds [batch, kv_heads, tokens, head_dim]."""
+    """Return the values of which a cache holds *stored* [..., kv_heads, tokens, head_dim]."""
     values = _rotated(stored, layout, rotate)
-    return side.read(values.transpose(1, 2)).transpose(1, 2).to(stored.dtype)
+    return side.read(values.transpose(-3, -2)).transpose(-3, -2)
+
+
+def restored_keys(cache: LayerCache, stored: Tensor, rotate: Rotate) -> Tensor:
+    """Return the keys, as the model handed them over, of which the cache holds *stored*.
+
+    Args:
+        cache: Says what was done to them.
+        stored: [..., kv_heads, tokens, head_dim], each sequence's from its first token on.
+        rotate: Multiplies by H.
+    """
+    keys = _read(stored, cache.fold.key, cache.layout, rotate)
+    if cache.rope is None:
+        return keys
+    tokens = keys.shape[-2]
+    places = torch.arange(tokens, device=keys.device)
+    return cache.rope.applied(keys.transpose(-3, -2), places, tokens).transpose(-3, -2)
+
+
+def _without_rope(cache: LayerCache, batch: Batch, key: Tensor, counts: Tensor) -> Tensor:
+    """Return new keys [tokens, kv_heads, head_dim] without RoPE; others as they are, for append to refuse."""
+    layout = cache.layout
+    if cache.rope is None or key.dtype not in FLOAT_TYPES or key.shape[1:] != (layout.kv_heads, layout.head_dim):
+        return key
+    if not counts.numel() or counts.shape != batch.lengths.shape:
+        return key
+    ends, index = counts.cumsum(0), torch.arange(key.shape[0], device=key.device)
+    row = torch.searchsorted(ends, index, right=True).clamp(max=counts.numel() - 1)
+    most = cache.tokens_max(batch)
+    positions = (batch.lengths + counts - ends)[row] + index
+    return cache.rope.undone(key, positions.clamp(0, most - 1), most)
 
 
 def _asked(query: Tensor, side: Side, kv_heads: int) -> Tensor:
@@ -74,11 +108,13 @@ def transforming_append(rotate: Rotate) -> Callable[[Operation], Operation]:
 
     def decorate(append: Operation) -> Operation:
         @wraps(append)
-        def transformed(cache: LayerCache, batch: Any, key: Tensor, value: Tensor, *more: Any, **named: Any) -> Any:
+        def transformed(
+            cache: LayerCache, batch: Batch, key: Tensor, value: Tensor, counts: Tensor, *more: Any, **named: Any
+        ) -> Any:
             if cache.layout.format.transforms:
-                key = _stored(key, cache.fold.key, cache.layout, rotate)
+                key = _stored(_without_rope(cache, batch, key, counts), cache.fold.key, cache.layout, rotate)
                 value = _stored(value, cache.fold.value, cache.layout, rotate)
-            return append(cache, batch, key, value, *more, **named)
+            return append(cache, batch, key, value, counts, *more, **named)
 
         return cast(Operation, transformed)
 
@@ -101,11 +137,15 @@ def transforming_decode(rotate: Rotate | None) -> Callable[[Operation], Operatio
             if not layout.format.transforms or not _asks(query, layout):
                 return cast(DecodeResult, decode(cache, batch, query, options, **named))
             _check_attention(cache, options, named.get("sink_logits"))
-            asked = _rotated(_asked(query, cache.fold.key, layout.kv_heads), layout, rotate)
+            asked = query
+            if cache.rope is None:
+                asked = _rotated(_asked(query, cache.fold.key, layout.kv_heads), layout, rotate)
             result: DecodeResult = decode(cache, batch, asked, options, **named)
             output = _rotated(result.output, layout, rotate)
             output = _told(output, cache.fold.value, layout.kv_heads)
-            lse = None if result.lse is None else result.lse + _untold(query, cache.fold.key, options, layout.kv_heads)
+            lse = result.lse
+            if lse is not None and cache.rope is None:
+                lse = lse + _untold(query, cache.fold.key, options, layout.kv_heads)
             return replace(result, output=output, lse=lse)
 
         return cast(Operation, transformed)
@@ -133,8 +173,8 @@ def transforming_dequantize(rotate: Rotate) -> Callable[[Operation], Operation]:
         def transformed(cache: LayerCache, *more: Any, **named: Any) -> tuple[Tensor, Tensor]:
             key, value = dequantize(cache, *more, **named)
             if cache.layout.format.transforms:
-                key = _read(key, cache.fold.key, cache.layout, rotate)
-                value = _read(value, cache.fold.value, cache.layout, rotate)
+                key = restored_keys(cache, key, rotate).to(key.dtype)
+                value = _read(value, cache.fold.value, cache.layout, rotate).to(value.dtype)
             return key, value
 
         return cast(Operation, transformed)

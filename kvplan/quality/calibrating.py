@@ -17,7 +17,7 @@ from torch import Tensor
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.quality.passages import Passage, cut_documents, data_digest, opening_ids, tokenize
-from kvplan.runtime.learned import require_plain_softmax
+from kvplan.runtime.learned import given_parameters, require_plain_softmax
 from kvplan.runtime.loading import LoadedModel
 from kvplan.runtime.observing import observe, observe_gradients
 from kvplan.store.calibrations import Array, Calibration
@@ -110,11 +110,11 @@ def calibrate(
     require_learning(forms)
     for form in forms:
         require_plain_softmax(loaded, form)
-    stages = _stages(forms)
+    stages, given = _stages(forms), given_parameters(loaded, forms)
     known: dict[str, list[dict[str, Tensor]]] = {}
     total, done = len(stages) * len(documents), 0
     for stage in stages:
-        course = _Course(loaded.spec, stage, known)
+        course = _Course(loaded.spec, stage, known, given)
         for document in documents:
             course.read(loaded, [*document.prompt, *document.fed])
             done += 1
@@ -150,10 +150,15 @@ class _Course:
     """The lessons of one pass over the text, in every layer."""
 
     def __init__(
-        self, spec: ModelSpec, lessons: Sequence[_Lesson], known: Mapping[str, list[dict[str, Tensor]]]
+        self,
+        spec: ModelSpec,
+        lessons: Sequence[_Lesson],
+        known: Mapping[str, list[dict[str, Tensor]]],
+        given: Sequence[LayerParameters],
     ) -> None:
         self._spec = spec
         self._known = known
+        self._given = given
         self._learners: dict[_Lesson, list[Learner]] = {
             lesson: [learner(lesson.form, lesson.what) for _ in spec.layers] for lesson in lessons
         }
@@ -166,8 +171,9 @@ class _Course:
     def _hear(self, layer: int, seen: Seen) -> None:
         for lesson, learners in self._learners.items():
             before = [self._known[other.recipe][layer] for other in lesson.before]
-            parameters = LayerParameters({name: tensor for tensors in before for name, tensor in tensors.items()})
-            learners[layer].observe(as_stored(lesson.form, lesson.what, parameters, seen))
+            learned = LayerParameters({name: tensor for tensors in before for name, tensor in tensors.items()})
+            given = self._given[layer].to(str(seen.key.device))
+            learners[layer].observe(as_stored(lesson.form, lesson.what, given | learned, seen))
 
     def learned(self) -> dict[str, list[dict[str, Tensor]]]:
         """Return the tensors of every recipe, layer by layer."""

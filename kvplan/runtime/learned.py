@@ -1,16 +1,19 @@
 """What a calibration holds, as the caches of a model take it."""
 
+from collections.abc import Iterable
+
 import torch
 
 from kvplan.core.layouts import formats_of_layers
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan.runtime.loading import LoadedModel
+from kvplan.runtime.rotary import rotary_parameters
 from kvplan.store.calibrations import Calibration, recipe_names
 from kvplan_kernels.folding import attention_refusal
-from kvplan_kernels.format import UnsupportedError
+from kvplan_kernels.format import CacheFormat, Transform, UnsupportedError
 from kvplan_kernels.layer_formats import ModelFormat
-from kvplan_kernels.parameters import LayerParameters, check_learned, learned_names
+from kvplan_kernels.parameters import NOTHING_LEARNED, LayerParameters, check_learned, learned_names
 
 
 def require_calibration(spec: ModelSpec, form: ModelFormat, calibration: Calibration | None) -> None:
@@ -55,6 +58,7 @@ def layer_parameters(
     require_plain_softmax(loaded, form)
     found = []
     forms = formats_of_layers(loaded.spec, form)
+    given = given_parameters(loaded, forms)
     for layer, (spec, own) in enumerate(zip(loaded.spec.layers, forms, strict=True)):
         arrays = {
             name: array
@@ -68,5 +72,16 @@ def layer_parameters(
         except UnsupportedError as error:
             hint = f"learn again with `kvplan calibrate {loaded.spec.name} -f {form}`"
             raise InputError(f"calibration of layer {layer}: {error}", hint=hint) from error
-        found.append(parameters)
+        found.append(given[layer] | parameters)
     return tuple(found)
+
+
+def given_parameters(loaded: LoadedModel, forms: Iterable[CacheFormat]) -> tuple[LayerParameters, ...]:
+    """Return what caches of any of *forms* need to know of every layer, and no calibration learns.
+
+    Raises:
+        UnsupportedModelError: What a layer does to its keys by position cannot be undone.
+    """
+    if any(Transform.PREROPE in form.transforms for form in forms):
+        return rotary_parameters(loaded)
+    return (NOTHING_LEARNED,) * len(loaded.spec.layers)

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from kvplan.engines import ENGINES
-from kvplan_kernels.format import parse
+from kvplan_kernels.layer_formats import parse_formats
 
 
 def test_every_format_listed_can_be_asked_for(run: Any) -> None:
@@ -12,7 +12,7 @@ def test_every_format_listed_can_be_asked_for(run: Any) -> None:
     names = [entry["name"] for entry in body["formats"]]
     own = {entry["name"]: entry["format"] for entry in body["formats"] if "kvplan" in entry["engines"]}
     assert body["schema"] == 1
-    assert {name: parse(name).name for name in own} == own
+    assert {name: parse_formats(name).name for name in own} == own
     for entry in body["formats"]:
         if entry["name"] not in own:
             assert ENGINES[entry["engines"][0]].has_format(entry["name"])

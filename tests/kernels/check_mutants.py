@@ -286,8 +286,8 @@ MUTANTS: Final = (
     Mutant(
         name="triton: ties are rounded up",
         file="append/fits_gpu_kernels.py",
-        before="(tl.math.div_rn(lifted, tl.where(coded, step, 1.0)) + NEAREST) - NEAREST",
-        after="tl.floor(tl.math.div_rn(lifted, tl.where(coded, step, 1.0)) + 0.5)",
+        before="code = (height + NEAREST) - NEAREST",
+        after="code = tl.floor(height + 0.5)",
     ),
     Mutant(
         name="triton: a minimum of -0 is kept",

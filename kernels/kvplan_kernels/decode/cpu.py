@@ -1,6 +1,6 @@
 """Decode on the CPU: the compiled kernel."""
 
-from ctypes import byref
+from ctypes import addressof, byref
 
 import torch
 from torch import Tensor
@@ -51,6 +51,7 @@ def decode(
     logarithms = torch.empty(sequences, queries, heads) if lse else None
     sink_logits = None if sink_logits is None else sink_logits.contiguous()
     positions = None if positions is None else positions.contiguous()
+    restore = abi.restore_struct(cache, batch)
     call = abi.DecodeCall(
         query.data_ptr(),
         query.stride(0),
@@ -61,6 +62,7 @@ def decode(
         None if logarithms is None else logarithms.data_ptr(),
         None if sink_logits is None else sink_logits.data_ptr(),
         None if positions is None else positions.data_ptr(),
+        None if restore is None else addressof(restore),
         tokens,
         abi.SOURCE_TYPE[query.dtype],
         queries,

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
+from kvplan_kernels.cache import TORCH_FLOAT, AttentionOptions, Batch, LayerCache
 from kvplan_kernels.calls import check_decode
 from kvplan_kernels.decode.result import DecodeResult
 from kvplan_kernels.rotation import butterflies
 from kvplan_kernels.sequence import sequences
-from kvplan_kernels.transforms import transforming_decode
+from kvplan_kernels.transforms import restored_keys, transforming_decode
 from kvplan_kernels.views import KEY, VALUE
 
 
@@ -49,8 +49,11 @@ def decode(
     share = torch.zeros(rows, heads, longest, device=query.device)
     logarithms = torch.zeros(rows, queries, heads, device=query.device)
     for row, sequence in enumerate(sequences(cache, batch)):
+        key = sequence.dense(KEY)
+        if cache.rope is not None:
+            key = restored_keys(cache, key, butterflies).to(TORCH_FLOAT[cache.layout.float_type]).float()
         output[row], weights, logarithms[row] = attend(
-            query[row].float(), sequence.dense(KEY), sequence.dense(VALUE), positions[row], options, sink_logits
+            query[row].float(), key, sequence.dense(VALUE), positions[row], options, sink_logits
         )
         share[row, :, : sequence.length] = weights
     return DecodeResult(output=output, received=share if received else None, lse=logarithms if lse else None)

@@ -2,7 +2,7 @@
 #pragma once
 #include <stdint.h>
 
-#define KVPLAN_ABI_VERSION 7
+#define KVPLAN_ABI_VERSION 8
 
 enum { KVPLAN_BF16 = 0, KVPLAN_FP16 = 1, KVPLAN_FP32 = 2 };
 
@@ -79,6 +79,16 @@ struct kvplan_append_call {
   int32_t source_type, threads, variant;
 };
 
+// What decode does to keys that lie as they were before RoPE: rope.py and folding.py say what was done to them.
+struct kvplan_restore {
+  const float *near, *far;      // cosines and sines [256][2][head_dim], and of multiples of 256
+  const float *lanes;           // of the first 16 positions [head_dim][2][16]
+  const int64_t *partner;       // [head_dim]: the other channel of the pair
+  const int32_t *place;         // [kv_heads][head_dim]: where a channel is stored; or null
+  const float *factor, *offset; // [kv_heads][head_dim], by channel; or null
+  int64_t far_rows;
+};
+
 struct kvplan_decode_call {
   const void *query;  // [sequences, queries, query_heads, head_dim]
   int64_t query_stride_sequence, query_stride_query, query_stride_head;
@@ -87,6 +97,7 @@ struct kvplan_decode_call {
   float *lse;                // [sequences, queries, query_heads] or null
   const float *sink_logits;  // [query_heads] or null
   const int32_t *positions;  // [sequences, queries] or null
+  const kvplan_restore *restore;  // or null: keys lie as queries take them
   int64_t received_tokens;
   int32_t query_type, queries, query_heads, window;  // window 0: none
   float scale, softcap;                              // softcap 0: none

@@ -24,7 +24,7 @@ from kvplan_kernels.format import (
 from kvplan_kernels.layout import KVLayout, Order
 from kvplan_kernels.tensor_format import Levels
 
-ABI_VERSION: Final = 7
+ABI_VERSION: Final = 8
 OUTSIDE: Final = -2
 OUT_OF_MEMORY: Final = -3
 
@@ -114,13 +114,19 @@ class AppendCall(ctypes.Structure):
     ]
 
 
+class Restore(ctypes.Structure):
+    """`kvplan_restore`."""
+
+    _fields_ = [*_fields(c_void_p, "near far lanes partner place factor offset"), *_fields(c_int64, "far_rows")]
+
+
 class DecodeCall(ctypes.Structure):
     """`kvplan_decode_call`."""
 
     _fields_ = [
         *_fields(c_void_p, "query"),
         *_fields(c_int64, "query_stride_sequence query_stride_query query_stride_head"),
-        *_fields(c_void_p, "output received lse sink_logits positions"),
+        *_fields(c_void_p, "output received lse sink_logits positions restore"),
         *_fields(c_int64, "received_tokens"),
         *_fields(c_int32, "query_type queries query_heads window"),
         *_fields(c_float, "scale softcap"),
@@ -269,6 +275,18 @@ def batch_struct(cache: LayerCache, batch: Batch) -> BatchCall:
         batch.lengths.data_ptr(),
         batch.lengths.shape[0],
         batch.block_tables.shape[1],
+    )
+
+
+def restore_struct(cache: LayerCache, batch: Batch) -> Restore | None:
+    """Return how keys are read back that lie as they were before RoPE, None where they do not; as `batch_struct`."""
+    rope = cache.rope
+    if rope is None:
+        return None
+    far = rope.far(cache.tokens_max(batch))
+    optional = (None if tensor is None else tensor.data_ptr() for tensor in cache.fold.key.restoring)
+    return Restore(
+        rope.near.data_ptr(), far.data_ptr(), rope.lanes.data_ptr(), rope.partner.data_ptr(), *optional, far.shape[0]
     )
 
 

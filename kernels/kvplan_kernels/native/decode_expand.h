@@ -124,15 +124,18 @@ INLINE void expand_value(const Shape &s, Tile &t, Expanded &x) {
   if (is_float(v)) t.value_store = STORE_VALUES;
 }
 
+#include "decode_restore.h"
+
 // Expand what `now` needs. `ahead` is what comes next as the steps prefetch it: what is expanded they need not.
-INLINE void expand_tile(const Shape &s, Tile &now, const Tile &next, Tile &ahead, Expanded &x) {
+INLINE void expand_tile(const Shape &s, int head, Tile &now, const Tile &next, Tile &ahead, Expanded &x) {
   const kvplan_tensor &k = s.layout->key, &v = s.layout->value;
-  const bool key = now.key_store == STORE_CODES && tensor_expands(k);
+  const bool restores = s.call->restore, key = !restores && now.key_store == STORE_CODES && tensor_expands(k);
   const bool value = now.value_store == STORE_CODES && tensor_expands(v);
+  if (restores) restore_tile(s, head, now, x);
   if (key) expand_key(s, now, x);
   if (value) expand_value(s, now, x);
   ahead = next;
-  if (next.key_store == STORE_CODES && !codes_direct(k) && k.bits < 16) {
+  if (next.key_store == STORE_CODES && (restores || !codes_direct(k)) && k.bits < 16) {
     prefetch_key(s, next);
     memcpy(ahead.key, now.key, sizeof now.key);
   }

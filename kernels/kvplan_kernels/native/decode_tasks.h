@@ -180,7 +180,7 @@ void fill_rows(const Shape &s, int sequence, int head, int block, Rows &rows) {
       const int64_t offset = v * LANES * type_bytes(c.query_type);
       fstore(to + v * LANES, load_values(from + offset, c.query_type, v == s.vectors - 1 ? s.tail : ALL));
     }
-    if (s.layout->rotated) rotate_row(to, s.dim);
+    if (s.layout->rotated && !c.restore) rotate_row(to, s.dim);
     for (int v = 0; v < s.vectors; v++) {
       const F x = fload(to + v * LANES);
       Pairs<KVPLAN_BF16>::store(rows.pairs[r] + v * LANES, x);
@@ -265,10 +265,10 @@ void run_tiles(const Work &work, Rows *rows, Expanded *expanded, int sequence, i
     prefetch_metadata(s, next);
     prefetch_boosts(s, next);
     prefetch_outliers(s, next);
-    const bool key_boosts = k.boosts && now.key_store == STORE_CODES;
-    const bool key_outliers = k.outliers && now.key_store == STORE_CODES;
+    const bool key_boosts = k.boosts && now.key_store == STORE_CODES && !s.call->restore;
+    const bool key_outliers = k.outliers && now.key_store == STORE_CODES && !s.call->restore;
     const bool value_outliers = v.outliers && now.value_store == STORE_CODES;
-    if (s.expands) expand_tile(s, now, next, unexpanded, *expanded);
+    if (s.expands) expand_tile(s, head, now, next, unexpanded, *expanded);
     const Tile &following = s.expands ? unexpanded : next;
     for (int b = 0; b < s.blocks; b++) {
       const Steps &steps = work.steps[rows[b].count];
@@ -409,7 +409,7 @@ Shape shape_of(const kvplan_layout &l, const kvplan_batch &b, const kvplan_decod
   s.cap = c.softcap * LOG2_E;
   s.state_floats = LANES + ROWS * LANES * (1 + s.value_groups) + ROWS * s.padded;
   // Few bits leave room in the first cache for more tokens, which share what a tile costs once.
-  s.expands = tensor_expands(l.key) || tensor_expands(l.value);
+  s.expands = tensor_expands(l.key) || tensor_expands(l.value) || c.restore;
   s.tile_tokens = s.expands ? EXPAND_TOKENS : l.key.bits <= 4 && l.value.bits <= 4 ? 128 : 64;
   s.key_numbers = place_of(l, l.key);
   s.value_numbers = place_of(l, l.value);

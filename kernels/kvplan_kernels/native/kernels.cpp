@@ -38,11 +38,11 @@ namespace {
 
 #include "rotate.h"
 
-#include "decode.h"
-
 #include "append.h"
 
 #include "dequantize.h"
+
+#include "decode.h"
 
 #include "read.h"
 
