@@ -88,13 +88,18 @@ def _power(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
 def _norm(rows: Tensor, tensor: TensorFormat, levels: Levels) -> Fitted:
     """As TurboQuant's caches in vLLM: a norm of the group, over that of the levels that were chosen for it."""
     size = rows.shape[-1]
-    norm = _in_order(rows * rows).sqrt()
-    spread = norm / torch.tensor(float(size)).sqrt()
+    norm = _root(_in_order(rows * rows))
+    spread = norm / _root(torch.tensor(float(size)))
     values = torch.where(spread.unsqueeze(-1) != 0, rows / (spread * levels.unit).unsqueeze(-1), 0.0)
     codes = nearest_codes(values, levels)
     table = torch.tensor(levels.table, dtype=torch.float32, device=rows.device)
     chosen = (table[codes.to(torch.int64)] - levels.centre) * levels.unit
-    return Fitted((norm / _in_order(chosen * chosen).sqrt(),), lambda scale: codes)
+    return Fitted((norm / _root(_in_order(chosen * chosen)),), lambda scale: codes)
+
+
+def _root(values: Tensor) -> Tensor:
+    """Return the square roots, rounded to the nearest: torch's own of float32 are a unit off now and then."""
+    return values.to(torch.float64).sqrt().to(torch.float32)
 
 
 def _in_order(values: Tensor) -> Tensor:

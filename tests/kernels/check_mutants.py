@@ -164,7 +164,7 @@ MUTANTS: Final = (
         after="high = fround(fdiv(code, fset(BOOST_STEPS)));",
     ),
     Mutant(
-        name="low bits are read back by the scale",
+        name="low bits of boosted channels are read back by the scale",
         file="native/dequantize.h",
         before="fset(scales[channel] / BOOST_STEPS)",
         after="fset(scales[channel])",
@@ -182,13 +182,13 @@ MUTANTS: Final = (
         after="earlier = (other * T.width + i)[None, :] > (k * T.width + i)[:, None]",
     ),
     Mutant(
-        name="the offset of low bits stays in the scores",
-        file="gpu/boosts.py",
-        before="(score - (total * OFFSET)[None, :]) * scale",
-        after="score * scale",
+        name="the offset of boosted channels is taken off in another unit",
+        file="decode/gpu_kernels.py",
+        before="bias -= lift * fold_unit",
+        after="bias -= lift",
     ),
     Mutant(
-        name="low bits of tokens of several groups count as scales",
+        name="low bits of boosted channels count as scales",
         file="gpu/boosts.py",
         before="return level_scale(meta, place, mask, T) * STEP",
         after="return level_scale(meta, place, mask, T)",

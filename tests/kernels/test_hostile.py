@@ -49,7 +49,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", [*FORMATS, "kivi-k2v4-g32-b2"])
 @pytest.mark.parametrize("count", [1, 4, 40])
 @pytest.mark.parametrize("number", [torch.nan, torch.inf, -torch.inf, 1e38])
 def test_poison_is_counted_and_stored_alike(

@@ -330,6 +330,19 @@ def test_a_minimum_of_minus_zero_is_stored_as_plus_zero(name: str) -> None:
     assert torch.equal(found.pages, expected.pages)
 
 
+def test_channels_as_large_and_poisoned_ones_are_boosted_alike() -> None:
+    layout = KVLayout(format=parse("kivi-k2v2-g32-b2"), kv_heads=1, head_dim=40, block_tokens=32, order=Order.ROWS)
+    key = torch.full((32, 1, 40), 2.0, dtype=torch.bfloat16)
+    key[::2] = 1.0
+    key[:, :, 7::9] = 3.0
+    key[3, 0, 25], key[5, 0, 34], key[9, 0, 30] = 1e38, torch.inf, torch.nan
+    one = torch.ones(1, dtype=torch.int32)
+    batch = Batch(block_tables=torch.zeros(1, 1, dtype=torch.int32), slots=0 * one, lengths=0 * one)
+    expected, found = (LayerCache.allocate(layout, blocks=1, slots=1) for _ in range(2))
+    assert append(expected, batch, key, key, 32 * one) == appended_to(found, batch, key, key, 32 * one)
+    assert torch.equal(found.pages, expected.pages)
+
+
 @pytest.mark.skipif(ON_GPU, reason="the device decides about the splits there")
 def test_what_is_inspected_is_what_a_call_launches(monkeypatch: pytest.MonkeyPatch) -> None:
     launched: list[targets.Launch] = []

@@ -42,7 +42,7 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     slabs,
     word_tiles,
 )
-from kvplan_kernels.gpu.boosts import boost_scores, fold_boosts, folded_boost_scores
+from kvplan_kernels.gpu.boosts import add_folded_boosts, boost_scores, fold_boosts
 from kvplan_kernels.gpu.outliers import outlier_scores
 from kvplan_kernels.gpu.tokens import paged_tokens
 from kvplan_kernels.gpu.unpack import level_tables
@@ -115,8 +115,9 @@ def attend(
             operands, low, operand_sums, fold_unit, bias = fold_channels(
                 planes, meta, slab, start % G.block, factor, G, K, ROWS, FLOAT
             )
-            if K.boosts > 0:
-                boost_operands, boost_low, boost_sum = fold_boosts(query, valid, meta, slab, start % G.block, G, K)
+            if K.boosts > 0:  # codes of few bits: operands are bf16, and their unit is 1
+                boost_operands, boost_low, lift = fold_boosts(query, valid, meta, slab, start % G.block, G, K)
+                bias -= lift * fold_unit
         scores = ()
         most = maximum
         for j in tl.static_range(J):
@@ -142,12 +143,12 @@ def attend(
                         factor, j % KEY_PLACES, G, K, ROWS, 2 if FOLD else PARTS, FLOAT, ASM,
                     )  # fmt: skip
                     if FOLD:
+                        if K.boosts > 0:
+                            score = add_folded_boosts(
+                                score, boost_operands, boost_low, meta, slab, in_page + j, inside, K
+                            )
                         score = score * fold_unit + bias[None, :]
-                    if FOLD and K.boosts > 0:
-                        score += folded_boost_scores(
-                            boost_operands, boost_low, boost_sum, meta, slab, in_page + j, inside, scale, K
-                        )
-                    elif K.boosts > 0:
+                    if K.boosts > 0 and not FOLD:
                         score += boost_scores(query, valid, meta, slab, in_page + j, inside, scale, G, K)
                     if K.outliers > 0:
                         score += outlier_scores(query, valid, meta, slab, in_page + j, inside, scale, G, K, FLOAT)

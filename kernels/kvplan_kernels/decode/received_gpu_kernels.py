@@ -20,7 +20,7 @@ from kvplan_kernels.decode.scores_gpu_kernels import (
     slabs,
     word_tiles,
 )
-from kvplan_kernels.gpu.boosts import boost_scores, fold_boosts, folded_boost_scores
+from kvplan_kernels.gpu.boosts import add_folded_boosts, boost_scores, fold_boosts
 from kvplan_kernels.gpu.outliers import outlier_scores
 from kvplan_kernels.gpu.tokens import paged_tokens
 from kvplan_kernels.gpu.unpack import level_tables
@@ -157,8 +157,10 @@ def add_weights(
                 slab = slabs(table, at, start, hi, head, G, G.block % BN == 0)
             if BESIDE and K.boosts > 0:
                 if K.whole:
-                    boosts, boosts_low, total = fold_boosts(rows, valid, meta, slab, start % G.block, G, K)
-                    score += folded_boost_scores(boosts, boosts_low, total, meta, slab, at % G.block, inside, scale, K)
+                    boosts, boosts_low, lift = fold_boosts(rows, valid, meta, slab, start % G.block, G, K)
+                    none = tl.zeros(score.shape, tl.float32)
+                    more = add_folded_boosts(none, boosts, boosts_low, meta, slab, at % G.block, inside, K)
+                    score += (more - lift[None, :]) * scale
                 else:
                     score += boost_scores(rows, valid, meta, slab, at % G.block, inside, scale, G, K)
             if BESIDE and K.outliers > 0:

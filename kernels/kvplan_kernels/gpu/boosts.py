@@ -50,7 +50,8 @@ def boost_steps(meta, slab, in_page, channel, mask, G: tl.constexpr, T: tl.const
 def fold_boosts(query, valid, meta, slab, in_page, G: tl.constexpr, T: tl.constexpr):
     """Fold the steps of boosted channels of a tile's group into the queries, of which *query* are pointers.
 
-    Returns by word the operands and what rounding them took, bf16 [channels, rows], and the sum of all, [rows].
+    Returns by word the operands and what rounding them took, bf16 [channels, rows], and what the offset of the codes
+    adds to each row's sums.
     """
     WORDS: tl.constexpr = T.boost_words
     operands = ()
@@ -66,14 +67,13 @@ def fold_boosts(query, valid, meta, slab, in_page, G: tl.constexpr, T: tl.conste
         operands = operands + (operand,)
         low = low + (narrow(x - widen(operand), tl.bfloat16),)
         total += tl.sum(x, 0)
-    return operands, low, total
+    return operands, low, total * OFFSET
 
 
 @triton.jit
-def folded_boost_scores(operands, low, total, meta, slab, in_page, inside, scale, T: tl.constexpr):
-    """Return what low bits add to the scores times *scale*, float32 [tokens, rows], by what `fold_boosts` returned."""
+def add_folded_boosts(score, operands, low, meta, slab, in_page, inside, T: tl.constexpr):
+    """Add the products of low bits, offset, with what `fold_boosts` returned to *score*, float32 [tokens, rows]."""
     WORDS: tl.constexpr = T.boost_words
-    score = tl.zeros([in_page.shape[0], total.shape[0]], tl.float32)
     shift = low_shift(tl.arange(0, IN_WORD))[None, :]
     for w in tl.static_range(WORDS):
         words = tl.load(boost_words(meta, slab, in_page, w, T), mask=inside, other=0)
@@ -81,12 +81,12 @@ def folded_boost_scores(operands, low, total, meta, slab, in_page, inside, scale
         floats = codes.to(tl.uint16).to(tl.bfloat16, bitcast=True)
         score = product(floats, operands[w], score)
         score = product(floats, low[w], score)
-    return (score - (total * OFFSET)[None, :]) * scale
+    return score
 
 
 @triton.jit
 def boost_scores(query, valid, meta, slab, in_page, inside, scale, G: tl.constexpr, T: tl.constexpr):
-    """Return the same for tokens of several groups."""
+    """Return what low bits add to the scores times *scale*, float32 [tokens, rows], of tokens of any groups."""
     score = tl.zeros([in_page.shape[0], query.shape[0]], tl.float32)
     for index in range(T.boosts):
         n = tl.zeros([1], tl.int32) + index
