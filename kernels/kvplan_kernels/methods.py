@@ -12,7 +12,7 @@ _TURBOQUANT: Final = "Zandieh et al. 2025, TurboQuant, arXiv 2504.19874, as vLLM
 
 _KVQUANT: Final = (
     "Hooper et al. 2024, KVQuant, arXiv 2401.18079: levels by sensitivity, keys by channel, one outlier a token and "
-    "head (1% in the paper), one sink; K after RoPE, V's range in each head, no Q-Norm"
+    "head (1% in the paper), one sink, K before RoPE; V's range in each head, no Q-Norm"
 )
 _KITTY: Final = (
     "Xia et al. 2025, Kitty, arXiv 2511.18643: {share} of the channels of K at 4 bits; keys leave the buffer when the "
@@ -44,15 +44,18 @@ METHODS: Final = {
     "spinquant-4": Method("had-k4v4-g128", "Liu et al. 2024, SpinQuant, arXiv 2405.16406: its rotation R3"),
     "qserve-4": Method("smooth-int4", "Lin et al. 2024, QServe, arXiv 2405.04532: SmoothAttention, per token and head"),
     "skvq-2": Method(
-        "order-k2v2-g32-me4m3-c96-r128-s5",
-        "Duanmu et al. 2024, SKVQ, arXiv 2405.06219: FP8 scale and minimum; groups of 32, since channels are ordered "
-        "within a head, K after RoPE, clipped to 0.96 everywhere",
+        "prerope-order-k2v2-g32-me4m3-c96-r128-s5",
+        "Duanmu et al. 2024, SKVQ, arXiv 2405.06219: K before RoPE, FP8 scale and minimum; groups of 32, since "
+        "channels are ordered within a head, clipped to 0.96 everywhere",
     ),
     "smoothquant-kv8": Method(
         "scaled-tensor-static-int8",
         "Xiao et al. 2023, SmoothQuant, arXiv 2211.10438: static, one calibrated scale for K and one for V of a layer",
     ),
-    **{f"kvquant-{bits}": Method(f"scaled-channel-static-nuq{bits}/nuq{bits}-o1-s1", _KVQUANT) for bits in (4, 3, 2)},
+    **{
+        f"kvquant-{bits}": Method(f"prerope-scaled-channel-static-nuq{bits}/nuq{bits}-o1-s1", _KVQUANT)
+        for bits in (4, 3, 2)
+    },
     "diffkv-high": Method("k8v4-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the high tier alone"),
     "diffkv-low": Method("k4v2-r64", "Zhang et al. 2024, LeanKV/DiffKV, arXiv 2412.03131: the low tier alone"),
     "diffkv": Method(

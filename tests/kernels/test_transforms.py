@@ -34,6 +34,13 @@ FORMATS = (
     "smooth-scaled-channel-fp8_e4m3",
     "unbias-had-nuq3/static-int8",
 )
+BEFORE_ROPE = (
+    "prerope-int4",
+    "prerope-kivi-k2v2-g32-b2-r20",
+    "prerope-scaled-channel-static-nuq3/nuq3-o1-s1",
+    "prerope-unbias-smooth-order-had-k4v4-g32-r20-s4",
+    "prerope-fp8_e4m3/int3-g32-r16",
+)
 HEAD_DIMS = st.sampled_from((32, 40, 64, 80, 128))
 
 
@@ -73,7 +80,14 @@ def test_attention_at_16_bits_is_unchanged(name: str, head_dim: int, seed: int) 
         torch.testing.assert_close(side.read(side.stored(values)), values, atol=1e-4, rtol=1e-5)
 
 
-HELD = ("unbias-int4-r200", "smooth-int4-r200", "order-k4v4-g32-r180-s20", "unbias-smooth-order-had-k4v4-g32-r200")
+HELD = (
+    "unbias-int4-r200",
+    "smooth-int4-r200",
+    "order-k4v4-g32-r180-s20",
+    "unbias-smooth-order-had-k4v4-g32-r200",
+    "prerope-int4-r180-s20",
+    "prerope-unbias-smooth-order-had-k4v4-g32-r200",
+)
 
 
 @pytest.mark.parametrize("kernel", ["reference", "cpu"])
@@ -112,7 +126,7 @@ def case(name: str, **changes: object) -> Case:
 
 
 def supported(kernel: str) -> list[str]:
-    return [name for name in FORMATS if kernel_refusal(kernel, parse(name)) is None]
+    return [name for name in (*FORMATS, *BEFORE_ROPE) if kernel_refusal(kernel, parse(name)) is None]
 
 
 @pytest.mark.parametrize("name", supported("cpu"))
@@ -133,6 +147,9 @@ def test_append_leaves_the_same_bytes(name: str, variants: tuple[str, ...]) -> N
     [
         *(("cpu", name, (150, 5, 64)) for name in supported("cpu")),
         ("triton", "unbias-smooth-order-k4v4-g32-r8-s4", (40,)),  # in Triton's interpreter a second a tile
+        ("triton", "prerope-unbias-smooth-order-had-k4v4-g32-r4-s4", (40,)),
+        ("triton", "prerope-kivi-k2v2-g32-b2-r4", (40,)),
+        ("triton", "prerope-scaled-channel-static-nuq3/nuq3-o1-s1", (37,)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # lanes that Triton masks hold what past owners left

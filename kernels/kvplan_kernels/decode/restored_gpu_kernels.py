@@ -72,8 +72,8 @@ def code_values(
         place = at[:, None] + column[None, :]
         scale = level_scale(meta, place, None, T)
         value = (widen(levels) - offset_of(T)) * scale + level_minimum(meta, place, None, scale, T)
-    if T.boosts > 0:  # the tile lies in one group
-        value += boost_plane(meta, slab, in_page, inside, k, G, T)
+    if T.boosts > 0:  # the tile lies in one group, and so in one page
+        value += boost_plane(meta, slab + tl.zeros(in_page.shape, tl.int64), in_page, inside, k, G, T)
     if T.outliers > 0:
         beside = outlier_plane(meta, slab, in_page, inside, k * T.piece, T.piece, T.padded_piece, G, T, FLOAT)
         value += tl.trans(beside)
