@@ -149,7 +149,7 @@ def test_append_leaves_the_same_bytes(name: str, variants: tuple[str, ...]) -> N
         ("triton", "unbias-smooth-order-k4v4-g32-r8-s4", (40,)),  # in Triton's interpreter a second a tile
         ("triton", "prerope-unbias-smooth-order-had-k4v4-g32-r4-s4", (40,)),
         ("triton", "prerope-kivi-k2v2-g32-b2-r4", (40,)),
-        ("triton", "prerope-scaled-channel-static-nuq3/nuq3-o1-s1", (37,)),
+        ("triton", "prerope-scaled-channel-static-int4-o1-s1", (37,)),
     ],
 )
 @pytest.mark.filterwarnings("ignore:overflow encountered")  # lanes that Triton masks hold what past owners left

@@ -26,7 +26,7 @@ _STORED: Final = tuple(
     option
     for name in (
         "int3", "k6v6", "nvfp4", "mxfp4", "lloyd4", "llama.cpp:q8_0", "llama.cpp:q5_1", "fp8_e5m2", "nuq4", "nuq3",
-        "static-int8", "int4-g64-o1", "kivi-k2v2-g64-b1-r128",
+        "static-int8", "int4-g64-o1", "kivi-k2v2-g64-b1-r128", "prerope-int4",
     )
     for option in ("-f", name)
 )  # fmt: skip

@@ -24,7 +24,8 @@ def divergence(demo: LoadedModel) -> dict[str, float]:
     """The mean KL divergence from 16 bits in nats, by format."""
     names = [
         "k2v2-g32", "kivi-k2v2-g32", "k8v4", "k4v8", "int4", "had-int4", "k2v4-g32", "kivi-k2v4-g32", "int3", "lloyd3",
-        "k2v2-g32-o1", "nuq3", "kvquant-3", "scaled-channel-static-nuq3/nuq3-s1", "prerope-scaled-channel-static-nuq3/nuq3-s1",
+        "k2v2-g32-o1", "nuq3", "kvquant-3", "scaled-channel-static-nuq3/nuq3-s1",
+        "prerope-scaled-channel-static-nuq3/nuq3-s1",
         "kivi-k2v4-g64", "kivi-k2v4-g64-b1", "kivi-k2v4-g64-b2", "prerope-kivi-k2v2-g32",
         "scaled-channel-static-nuq3/nuq3-o1-s1",
     ]  # fmt: skip
