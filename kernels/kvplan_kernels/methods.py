@@ -10,6 +10,15 @@ _EDGES: Final = "@0,1,-2,-1=bf16"
 """The layers that vLLM leaves in 16 bits in TurboQuant's formats, where a model has no recurrent ones."""
 _TURBOQUANT: Final = "Zandieh et al. 2025, TurboQuant, arXiv 2504.19874, as vLLM has it; V is rotated as well"
 
+_KVTUNER: Final = "@".join(
+    (
+        "kivi-k2v2-g32-r32",
+        "0,2=kivi-k8v8-g32-r32",
+        "4-5,12,22-25=kivi-k4v4-g32-r32",
+        "8,26=kivi-k4v2-g32-r32",
+        "11,15,17=kivi-k8v4-g32-r32",
+    )
+)
 _KVQUANT: Final = (
     "Hooper et al. 2024, KVQuant, arXiv 2401.18079: levels by sensitivity, keys by channel, one outlier a token and "
     "head (1% in the paper), one sink, K before RoPE; V's range in each head, no Q-Norm"
@@ -74,6 +83,11 @@ METHODS: Final = {
         "place of a number of tokens, one choice for the query heads of a KV head",
     ),
     "vllm:int8_per_token_head": Method("sym-int8-mfp32", "vLLM, int8_per_token_head: symmetric, an fp32 scale"),
+    "kvtuner-qwen2.5-7b": Method(
+        _KVTUNER,
+        "Li et al. 2025, KVTuner, arXiv 2502.04420: its preset KVTuner4_1 for Qwen2.5-7B-Instruct of 28 layers, in "
+        "KIVI's mode; cmd2001/KVTuner, calibration_presets",
+    ),
     "turboquant-k8v4": Method(f"fp8_e4m3/int4{_EDGES}", "TurboQuant's format of least loss in vLLM, turboquant_k8v4"),
     "turboquant-4": Method(f"had-lloyd4/int4{_EDGES}", _TURBOQUANT),
     "turboquant-k3v4": Method(f"had-lloyd3/int4{_EDGES}", _TURBOQUANT),
