@@ -16,8 +16,10 @@ FURTHER_NAMES: Final = (
         "[-r<residual>][-s<sinks>] with 1 to 6 bits or 8."
     ),
     "Where K and V are stored in two ways: <K>/<V>, as fp8_e4m3/int4-g32 or llama.cpp:q8_0/q4_0.",
-    "Before any of them prerope-, unbias-, smooth-, order-, scaled-, scaled-tensor- or scaled-channel-, and had-, in "
-    "this order.",
+    (
+        "Before any of them prerope-, unbias-, smooth-, order-, scaled-, scaled-tensor- or scaled-channel-, and had-, "
+        "in this order."
+    ),
     "Where layers differ: <format>@<layers>=<format>, as int4@0,1,-2,-1=bf16.",
     "Where tokens differ by what they received: tiers-[sum-|once-][w<window>-]<percent>-<format>[+<percent>-<format>].",
 )
