@@ -12,11 +12,13 @@ from kvplan.core.quality_bounds import QualityBounds, bound_quality
 from kvplan.core.records import Cell, Quality
 from kvplan.core.settings import Setting
 from kvplan.core.specs import DeviceInfo, ModelSpec
+from kvplan.core.tiers import UNTIMED
 from kvplan.core.verdicts import memory_verdict, quality_verdicts, time_verdict
 from kvplan.core.workloads import Workload
 from kvplan.errors import InputError, UnsupportedFormatError
 from kvplan_kernels.layer_formats import ModelFormat, formats_refusal
 from kvplan_kernels.layout import Order, order_of
+from kvplan_kernels.tier_formats import TieredFormat
 
 DEFAULT_PERCENT: Final = 95
 """The percentile shown where the workload sets no target."""
@@ -60,7 +62,8 @@ class Measurements:
         chosen = block_tokens if block_tokens is not None else max(sizes, key=lambda size: sizes[size], default=0)
         own = [cell for cell in cells if cell.key.block_tokens == chosen]
         others = [] if form.quantized else [c for c in self.cells if c.key.format != form.name]
-        return Timings(cells=_preferred(own), others=_preferred(others), confidence=confidence)
+        untimed = UNTIMED if isinstance(form, TieredFormat) else ""
+        return Timings(cells=_preferred(own), others=_preferred(others), confidence=confidence, untimed=untimed)
 
     def find_quality(self, form: ModelFormat, block_tokens: int | None, workload: Workload) -> QualityBounds | None:
         """Return the bounds of the result with most positions; pages of any size hold the same codes."""

@@ -46,7 +46,8 @@ def _cell_verdicts(cell: Cell, current: Profile, budget: Budget, margin: float) 
         return
     if limits.max_bytes_per_sequence is not None:
         yield _bytes_verdict(cell, limits.max_bytes_per_sequence, blank)
-    if limits.min_sessions is not None and cell.status is not CellStatus.UNSUPPORTED:
+    # What no kernel lays out has no figures; what is only not timed has those of its bytes.
+    if limits.min_sessions is not None and (cell.status is not CellStatus.UNSUPPORTED or cell.figures):
         yield _sessions_verdict(cell, current, budget, limits.min_sessions, blank)
     if limits.max_decode_ratio is not None and read_format(cell.key.format).quantized:
         named = replace(blank, figure="decode_fused_s over decode_16bit_s", unit="share")

@@ -32,6 +32,7 @@ class TimeEstimate:
         high_s: One-sided upper bound likewise.
         error: Of a predicted time: the worst relative error on held-out cells.
         reason: Why there is no time.
+        attainable: Whether a measurement would give it.
         disturbed: What disturbed the measurement; other work only slows, so the time is then an upper limit.
     """
 
@@ -41,6 +42,7 @@ class TimeEstimate:
     evidence: Evidence = Evidence.MEASURED
     error: float | None = None
     reason: str = ""
+    attainable: bool = True
     disturbed: str = ""
 
 
@@ -113,17 +115,21 @@ class Timings:
         cells: All of them, whatever came of them.
         others: Cells of quantized formats, whose interleaved 16-bit times stand in for absent 16-bit cells.
         confidence: Of the bounds over repeats.
+        untimed: Why none of its cells is ever timed; empty for most.
     """
 
     cells: tuple[Cell, ...]
     others: tuple[Cell, ...] = ()
     confidence: float = 0.95
+    untimed: str = ""
 
     def tpot(self, loads: Sequence[Load], percent: float) -> TimeEstimate:
         """Return the *percent*-th percentile of one decode step with *loads*.
 
         Measured where a cell held these loads, be it disturbed: an upper limit seen says more than a prediction.
         """
+        if self.untimed:
+            return TimeEstimate(reason=self.untimed, attainable=False)
         for status in _USED:
             measured = self._measured_step(loads, percent, status)
             if measured is not None:
@@ -144,6 +150,8 @@ class Timings:
 
     def ttft(self, buckets: Sequence[Bucket], percent: float) -> TimeEstimate:
         """Return the *percent*-th percentile of prefill and pack over requests; time spent queueing is not in it."""
+        if self.untimed:
+            return TimeEstimate(reason=self.untimed, attainable=False)
         found = [self._prompt_cell(bucket) for bucket in buckets]
         parts: list[tuple[float, tuple[tuple[float, ...], ...]]] = []
         for bucket, cell in zip(buckets, found, strict=True):

@@ -23,7 +23,7 @@ SESSIONS_MAX: Final = 1 << 20
 TABLE_STEP_BLOCKS: Final = 16
 """Columns by which the runtime widens its block tables when a sequence outgrows them."""
 WEIGHT_BITS: Final = {"bf16": 16, "fp16": 16, "fp8": 8, "int8": 8, "int4": 4}
-SEQUENCE_ENTRY_BYTES: Final = 8
+_SEQUENCE_ENTRY_BYTES: Final = 8
 """Slot and length of a sequence, int32 each."""
 
 
@@ -231,7 +231,7 @@ class MemoryModel(DeviceMemory):
         blocks = self.pool_blocks(concurrency)
         longest = max(self.blocks(bucket.total_tokens) for bucket in self.workload.buckets)
         columns = max(TABLE_STEP_BLOCKS, round_up(longest, TABLE_STEP_BLOCKS))
-        entry, pair = BLOCK_TABLE_ENTRY_BYTES, SEQUENCE_ENTRY_BYTES
+        entry, pair = BLOCK_TABLE_ENTRY_BYTES, _SEQUENCE_ENTRY_BYTES
         block, ring, sinks = self.layout.block_bytes, self.layout.ring_bytes, self.layout.sink_bytes
         return (
             Term(

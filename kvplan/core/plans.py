@@ -46,7 +46,8 @@ class Verdict:
         percent: Percentile of a time.
         value: Bytes, seconds, a share or nats; None where nothing was measured.
         bound: The upper bound that is held against the limit.
-        gap: Why it is undecided: nothing measured, or the spread crosses the limit.
+        gap: Why it is undecided: nothing measured, or the spread crosses the limit; none where nothing can be
+            measured.
     """
 
     quantity: Quantity

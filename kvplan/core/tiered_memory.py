@@ -2,15 +2,23 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from kvplan.core.allocation import Term
-from kvplan.core.memory import SEQUENCE_ENTRY_BYTES, TABLE_STEP_BLOCKS, DeviceMemory, MemoryModel
-from kvplan.core.specs import ModelSpec
-from kvplan.core.tiers import TieredLayout, lay_out_tiers
+from kvplan.core.memory import TABLE_STEP_BLOCKS, DeviceMemory, MemoryModel
+from kvplan.core.specs import Evidence, ModelSpec
+from kvplan.core.tiers import TieredLayout, lay_out_tiers, scored_queries
 from kvplan.core.workloads import Bucket, Workload
 from kvplan_kernels.layer_formats import ModelFormat
 from kvplan_kernels.layout import BLOCK_TABLE_ENTRY_BYTES, Order, round_up
 from kvplan_kernels.tier_formats import TieredFormat
+
+_ROW_BYTES: Final = 12
+"""Slot of a head of a sequence, int32, and the position of its new token, int64."""
+_ROW_TIER_BYTES: Final = 8
+"""What it holds of a tier before and after that token, int32 each."""
+_PROBABILITY_COPIES: Final = 3
+"""Scores before and after the softmax, and what they are masked into."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +62,9 @@ class TieredMemory(DeviceMemory):
         layout, blocks = self.layout, self.tier_blocks(concurrency)
         sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
         notes = sum(blocks) * layout.block_tokens * layout.note_bytes
-        longest = [max(counts) for counts in zip(*map(self._blocks, self.workload.buckets), strict=True)]
-        columns = sum(max(TABLE_STEP_BLOCKS, round_up(count, TABLE_STEP_BLOCKS)) for count in longest)
-        heads, entry, pair = layout.heads_max, BLOCK_TABLE_ENTRY_BYTES, SEQUENCE_ENTRY_BYTES
+        columns = sum(max(TABLE_STEP_BLOCKS, round_up(count, TABLE_STEP_BLOCKS)) for count in self._longest_blocks())
+        heads, entry = layout.heads_max, BLOCK_TABLE_ENTRY_BYTES
+        row = _ROW_BYTES + _ROW_TIER_BYTES * len(layout.tiers)
         pages = tuple(
             Term(
                 f"pages {tier.name}",
@@ -72,10 +80,40 @@ class TieredMemory(DeviceMemory):
             ),
             Term(
                 "block tables",
-                sequences * heads * (columns * entry + pair),
-                f"{sequences} sequences x {heads} heads x ({columns} columns x {entry} B + {pair} B)",
+                sequences * heads * (columns * entry + row),
+                f"{sequences} sequences x {heads} heads x ({columns} columns x {entry} B + {row} B)",
             ),
         )
+
+    def _working_terms(self, concurrency: int) -> tuple[Term, ...]:
+        return (*super()._working_terms(concurrency), *self._scoring_terms(concurrency))
+
+    def _scoring_terms(self, concurrency: int) -> tuple[Term, ...]:
+        """Return what is held while a prompt's tokens are scored, and while a step's attention is noted."""
+        heads, dim = self.model.query_heads, max(layer.head_dim for layer in self.model.layers)
+        prompt = max(bucket.prompt_tokens for bucket in self.workload.buckets)
+        queries = scored_queries(self.form, heads, prompt)
+        scoring = Term(
+            "prompt scores",
+            4 * heads * prompt * (dim + _PROBABILITY_COPIES * queries),
+            f"{heads} query heads x {prompt} tokens x (head size + {_PROBABILITY_COPIES} x {queries} queries) x 32 bits",
+            Evidence.PREDICTED,
+        )
+        if not self.form.note_bytes:
+            return (scoring,)
+        sequences = sum(bucket.sequences(concurrency) for bucket in self.workload.buckets)
+        places = sum(self._longest_blocks()) * self.block_tokens
+        received = Term(
+            "attention received",
+            4 * sequences * heads * places,
+            f"{sequences} sequences x {heads} query heads x {places} places in tiers x 32 bits",
+            Evidence.PREDICTED,
+        )
+        return scoring, received
+
+    def _longest_blocks(self) -> list[int]:
+        """Return the most blocks of each tier that a sequence holds."""
+        return [max(counts) for counts in zip(*map(self._blocks, self.workload.buckets), strict=True)]
 
     def effective_bits(self) -> float:
         """Return bits of one element over the workload's mix at full length, of tokens dropped as well."""

@@ -7,12 +7,27 @@ again has a score and a position in every head, which lie in blocks as well.
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Final
 
 from kvplan.core.layouts import ModelLayout, lay_out
 from kvplan.core.specs import ModelSpec
 from kvplan.errors import UnsupportedFormatError
 from kvplan_kernels.layout import Order
-from kvplan_kernels.tier_formats import TieredFormat
+from kvplan_kernels.tier_formats import Score, TieredFormat
+
+UNTIMED: Final = (
+    "tokens are put into tiers by torch, one operation after another, and no time of that is one of a server"
+)
+"""Why no time of a format in tiers is measured."""
+
+PROBABILITIES_AT_ONCE: Final = 1 << 24
+"""Of a prompt's queries and tokens, while its tokens are scored; bounds memory and changes no result."""
+
+
+def scored_queries(form: TieredFormat, query_heads: int, tokens: int) -> int:
+    """Return the queries of a prompt of *tokens* whose probabilities are computed at once."""
+    counted = tokens if form.score is Score.SUM else min(tokens, form.window_tokens)
+    return max(1, min(counted, PROBABILITIES_AT_ONCE // (query_heads * max(1, tokens))))
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ def time_verdict(quantity: Quantity, percent: int, limit_ms: float, estimate: Ti
             status=Status.UNDECIDED,
             limit=limit_s,
             percent=percent,
-            gap=Gap.MISSING,
+            gap=Gap.MISSING if estimate.attainable else Gap.NONE,
             reason=estimate.reason,
         )
     status, gap, reason = (

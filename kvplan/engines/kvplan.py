@@ -143,16 +143,11 @@ def launch(setting: Launch) -> LaunchText:
 
 def _tiered_command(form: TieredFormat, setting: Launch, chosen: str) -> str:
     """Return the call of the runtime in tiers, with the blocks that the loads need of each."""
-    needed = [
-        [
-            load.sequences * count
-            for count in form.blocks(bucket.total_tokens, setting.block_tokens, bucket.prompt_tokens)
-        ]
-        for load in setting.loads
-        for bucket in [load.bucket]
-    ]
-    blocks = tuple(map(sum, zip(*needed, strict=True)))
-    held = f"block_tokens={setting.block_tokens}, blocks={blocks}, slots={setting.sequences}"
+    blocks = [0] * len(form.tiers)
+    for load in setting.loads:
+        each = form.blocks(load.bucket.total_tokens, setting.block_tokens, load.bucket.prompt_tokens)
+        blocks = [held + load.sequences * more for held, more in zip(blocks, each, strict=True)]
+    held = f"block_tokens={setting.block_tokens}, blocks={tuple(blocks)}, slots={setting.sequences}"
     return f'TieredRuntime(loaded, parse_formats("{setting.format}"), {held}{chosen})'
 
 

@@ -8,7 +8,9 @@ from kvplan import __version__
 from kvplan.core.layouts import ModelLayout
 from kvplan.core.records import Cell, CellKey, CellStatus, Figure, Load
 from kvplan.core.specs import ModelSpec
+from kvplan.core.tiers import UNTIMED, TieredLayout, lay_out_tiers
 from kvplan.core.workloads import Prefill, Workload
+from kvplan.errors import UnsupportedFormatError
 from kvplan.units import format_bytes
 from kvplan_kernels.format import UnsupportedError
 from kvplan_kernels.layer_formats import check_formats, parse_formats
@@ -17,11 +19,6 @@ from kvplan_kernels.tier_formats import TieredFormat
 
 CACHE_MEMORY_SHARE: Final = 0.7
 """Of the memory left beside the weights, for one cell's cache; the rest is for activations, buffers and the system."""
-
-UNTIMED_TIERS: Final = (
-    "tokens are put into tiers by torch, one operation after another, and no time of that is one of a server; its "
-    "bytes and its quality are known"
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -110,13 +107,16 @@ def _settle(key: CellKey, spec: ModelSpec, workload: Workload, setting: Setting)
         )
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=reason)
     form = parse_formats(key.format)
-    if isinstance(form, TieredFormat):
-        return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=f"{form}: {UNTIMED_TIERS}")
     try:
         check_formats(setting.kernel.partition("/")[0], form)
         figures = exact_figures(key, spec)
     except UnsupportedError as error:
         return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=str(error))
+    except UnsupportedFormatError as error:
+        return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=error.message)
+    if isinstance(form, TieredFormat):
+        reason = f"{form}: {UNTIMED}; its bytes are known, and quality scores it"
+        return Cell(key=key, status=CellStatus.UNSUPPORTED, reason=reason, figures=figures)
     needed = figures["cache_bytes"].value or 0
     if needed <= setting.cache_bytes:
         return key
@@ -137,7 +137,11 @@ def exact_figures(key: CellKey, spec: ModelSpec) -> dict[str, Figure]:
 
     Raises:
         UnsupportedError: No kernel lays the cell out.
+        UnsupportedFormatError: No kernel lays tiers out, or the model's layers are not for them.
     """
+    form = parse_formats(key.format)
+    if isinstance(form, TieredFormat):
+        return _tiered_figures(key, lay_out_tiers(spec, form, key.block_tokens, order_of(key.kernel)))
     layout = cell_layout(key, spec)
     held = [(load.sequences, load.bucket.total_tokens) for load in key.loads]
     sequences = sum(count for count, _ in held)
@@ -153,6 +157,19 @@ def exact_figures(key: CellKey, spec: ModelSpec) -> dict[str, Figure]:
         "logical_bytes_per_sequence": Figure.exact("bytes", logical / sequences),
         "cache_bytes": Figure.exact("bytes", allocated),
         "read_bytes_per_step": Figure.exact("bytes", read),
+    }
+
+
+def _tiered_figures(key: CellKey, layout: TieredLayout) -> dict[str, Figure]:
+    """Return the same of a cell in tiers, but for what a step reads: no step of it is timed."""
+    held = [(load.sequences, load.bucket.total_tokens, load.bucket.prompt_tokens) for load in key.loads]
+    sequences = sum(count for count, *_ in held)
+    allocated = sum(count * layout.sequence_bytes(tokens, prompt) for count, tokens, prompt in held)
+    logical = sum(count * layout.logical_bytes(tokens, prompt) for count, tokens, prompt in held)
+    return {
+        "allocated_bytes_per_sequence": Figure.exact("bytes", allocated / sequences),
+        "logical_bytes_per_sequence": Figure.exact("bytes", logical / sequences),
+        "cache_bytes": Figure.exact("bytes", allocated),
     }
 
 

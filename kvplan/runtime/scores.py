@@ -6,14 +6,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import max_pool1d
 
+from kvplan.core.tiers import scored_queries
 from kvplan.runtime.dense import LayerAttention, attention_weights
 from kvplan_kernels.tier_formats import Score, TieredFormat
 
 POOLED_TOKENS: Final = 7
 """Neighbours of which the largest counts, in SnapKV's experiments: FasterDecoding/SnapKV, experiments/LongBench,
 ablation_c4096_w32_k7_maxpool."""
-_QUERIES_AT_ONCE: Final = 256
-"""Bounds the probabilities that are alive; changes no result."""
 
 
 def first_query(form: TieredFormat, tokens: int) -> int:
@@ -35,8 +34,9 @@ def prompt_scores(form: TieredFormat, query: Tensor, key: Tensor, attention: Lay
     """
     heads, tokens = key.shape[:2]
     scores = torch.zeros(heads, tokens, device=key.device)
-    for start in range(first_query(form, tokens), tokens, _QUERIES_AT_ONCE):
-        end = min(tokens, start + _QUERIES_AT_ONCE)
+    step = scored_queries(form, query.shape[0], tokens)
+    for start in range(first_query(form, tokens), tokens, step):
+        end = min(tokens, start + step)
         weights = attention_weights(query[:, start:end], key[:, :end], attention)
         scores[:, :end] += torch.unflatten(weights, 0, (heads, -1)).amax(1).sum(1)
     return _pooled(form, scores)

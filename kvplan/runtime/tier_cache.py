@@ -217,6 +217,8 @@ class TieredLayer:
 
         A token of the first tier's window is not asked; one that comes new is of it.
         """
+        if not len(self._caches[tier].pages):  # the pool's sequences are too short for this tier
+            return carried
         scores, since = self._notes[tier].read(rows.tables[tier][carried.rows])
         now = arrival.positions[carried.rows]
         places = torch.arange(scores.shape[1], device=scores.device)

@@ -89,7 +89,8 @@ def test_results_without_a_size_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["int8", "k8v4", "k4v2", "int2", "k3v2-g32", "nvfp4", "llama.cpp:q5_0", "bf16", "int1"]
+    "name",
+    ["int8", "k8v4", "k4v2", "int2", "k3v2-g32", "nvfp4", "llama.cpp:q5_0", "bf16", "int1", "int4-o1", "int2-g32-o3"],
 )
 @pytest.mark.parametrize("kernel", ["reference", "cpu"])
 def test_a_token_is_replaced_and_its_neighbours_stay(name: str, kernel: str) -> None:

@@ -20,6 +20,7 @@ from kvplan.runtime.tiered import TieredRuntime, TieredSequence
 from kvplan_kernels.cache import AttentionOptions, Batch, LayerCache
 from kvplan_kernels.format import CacheFormat, parse
 from kvplan_kernels.layout import KVLayout
+from kvplan_kernels.outliers import cut, restored
 from kvplan_kernels.quantize import dequantize_codes, quantize
 from kvplan_kernels.tier_formats import Score, TieredFormat, parse_tiers
 
@@ -34,6 +35,7 @@ FORMATS = (
     "tiers-once-w8-25-16bit",
     "tiers-once-w8-25-k8v4+50-k4v2",
     "tiers-w4-0-int8",
+    "tiers-w8-20-int8-o2+30-int4-o1",
 )
 
 
@@ -43,8 +45,9 @@ def stored(values: Tensor, form: CacheFormat, key: bool) -> Tensor:
     tensor = form.key if key else form.value
     if not tensor.quantized:
         return values
-    coded = quantize(values[None, None], tensor)
-    return dequantize_codes(coded.codes, coded.metadata, tensor)[0, 0]
+    dense, outliers = cut(values[None, None], form.outliers)
+    coded = quantize(dense, tensor)
+    return restored(dequantize_codes(coded.codes, coded.metadata, tensor), outliers)[0, 0]
 
 
 @dataclass(eq=False)
