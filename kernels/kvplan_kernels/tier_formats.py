@@ -11,7 +11,17 @@ from enum import StrEnum
 from functools import cached_property
 from typing import Final
 
-from kvplan_kernels.format import TIERS, Axis, CacheFormat, Lesson, TensorFormat, Transform, UnsupportedError, parse
+from kvplan_kernels.format import (
+    TIERS,
+    Axis,
+    CacheFormat,
+    Fit,
+    Lesson,
+    TensorFormat,
+    Transform,
+    UnsupportedError,
+    parse,
+)
 
 WINDOW_TOKENS: Final = 64
 """What DiffKV keeps in its high tier, arXiv 2412.03131."""
@@ -199,6 +209,10 @@ def _refusal(form: CacheFormat) -> str | None:
         return "tokens of a channel share a scale, and a tier replaces them one by one"
     if Transform.PREROPE in form.transforms:
         return "what keys are turned by depends on their position, and a tier's tokens lie in no order"
+    if any(
+        tensor.fit is Fit.NONE and not tensor.code.is_float for tensor in (form.key, form.value) if tensor.quantized
+    ):
+        return "static codes want scales, which are learned of a layer's heads together, and tiers hold them apart"
     if form.calibrated:
         return "what it learns is of a layer's heads together, and tiers hold them apart"
     return None

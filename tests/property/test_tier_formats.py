@@ -9,7 +9,9 @@ from kvplan_kernels.layer_formats import parse_formats
 from kvplan_kernels.methods import METHODS
 from kvplan_kernels.tier_formats import Score, TieredFormat, parse_tiers
 
-STORED = st.sampled_from(("16bit", "bf16", "int8", "k8v4", "k4v2", "k3v2-g32", "had-int4", "nvfp4", "llama.cpp:q8_0"))
+STORED = st.sampled_from(
+    ("16bit", "bf16", "int8", "k8v4", "k4v2", "k3v2-g32", "had-int4", "nvfp4", "llama.cpp:q8_0", "k4v2-o1", "fp8_e4m3")
+)
 SHARES = st.lists(st.integers(1, 60), min_size=1, max_size=4).filter(lambda shares: sum(shares) <= 100)
 
 
@@ -71,6 +73,9 @@ def test_blocks_hold_the_lengths(name: str, tokens: int, prompt: int, block: int
         ("tiers-20-int8-s4", "leave -r and -s out"),
         ("tiers-20-kivi-k4v4-g32", "a tier replaces them one by one"),
         ("tiers-20-smooth-int4", "what it learns is of a layer's heads together"),
+        ("tiers-20-static-int4", "static codes want scales"),
+        ("tiers-20-int8/static-nuq4", "static codes want scales"),
+        ("tiers-20-prerope-int4", "a tier's tokens lie in no order"),
         ("tiers-20-nuq3", "what it learns is of a layer's heads together"),
         ("tiers-20-int4@0=bf16", "is of tokens in tiers"),
         ("int4@0=tiers-20-int4", "is of tokens in tiers"),
