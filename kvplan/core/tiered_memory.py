@@ -96,7 +96,7 @@ class TieredMemory(DeviceMemory):
         scoring = Term(
             "prompt scores",
             4 * heads * prompt * (dim + _PROBABILITY_COPIES * queries),
-            f"{heads} query heads x {prompt} tokens x (head size + {_PROBABILITY_COPIES} x {queries} queries) x 32 bits",
+            f"{heads} query heads x {prompt} tokens x ({dim} + {_PROBABILITY_COPIES} x {queries} queries) x 32 bits",
             Evidence.PREDICTED,
         )
         if not self.form.note_bytes:
