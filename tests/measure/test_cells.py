@@ -4,12 +4,14 @@ import pytest
 
 from kvplan.core.records import CellStatus, Load
 from kvplan.core.specs import FloatType, LayerKind, LayerSpec, ModelSpec
+from kvplan.core.tiers import lay_out_tiers
 from kvplan.core.workloads import Bucket, Prefill, Target, Workload
 from kvplan.measure.cells import Setting, cache_budget, exact_figures, plan_cells
 from kvplan.measure.model_figures import pool_size
 from kvplan.runtime.pool import CachePool
 from kvplan_kernels import format as format_module
 from kvplan_kernels.layer_formats import parse_formats
+from kvplan_kernels.tier_formats import parse_tiers
 
 FULL = LayerSpec(kind=LayerKind.FULL, kv_heads=2, head_dim=32)
 SPEC = ModelSpec(
@@ -64,6 +66,31 @@ def test_a_format_that_the_kernel_does_not_read_is_a_cell_with_the_reason(monkey
     by_definition = replace(SETTING, kernel="reference")
     taken = plan_cells(WORKLOAD, SPEC, by_definition, formats=("fp8_e4m3-r16",), block_tokens=(32,))
     assert taken.settled == ()
+
+
+TIERS = "tiers-w16-25-k8v4+50-k4v2"
+
+
+def test_a_format_in_tiers_is_a_cell_with_its_bytes_and_why_it_is_not_timed() -> None:
+    grid = plan_cells(WORKLOAD, SPEC, SETTING, formats=(TIERS,), block_tokens=(32,))
+
+    assert grid.groups == ()
+    assert {cell.status for cell in grid.settled} == {CellStatus.UNSUPPORTED}
+    assert {cell.reason.partition(",")[0] for cell in grid.settled} == {f"{TIERS}: tokens are put into tiers by torch"}
+    mixed = grid.settled[0]
+    layout = lay_out_tiers(SPEC, parse_tiers(TIERS), 32)
+    allocated = 6 * layout.pool_bytes(layout.blocks(120)) + 2 * layout.pool_bytes(layout.blocks(320))
+    assert mixed.figures["cache_bytes"].value == allocated
+    assert mixed.figures["allocated_bytes_per_sequence"].value == allocated / 8
+    assert "read_bytes_per_step" not in mixed.figures
+
+
+def test_a_format_in_tiers_of_layers_that_slide_has_no_bytes() -> None:
+    sliding = replace(SPEC, layers=(FULL, replace(FULL, kind=LayerKind.SLIDING, window_tokens=50)))
+    grid = plan_cells(WORKLOAD, sliding, SETTING, formats=(TIERS,), block_tokens=(32,))
+
+    assert all("looks at its newest 50 tokens" in cell.reason for cell in grid.settled)
+    assert not any(cell.figures for cell in grid.settled)
 
 
 def test_a_bucket_longer_than_the_model_is_refused() -> None:

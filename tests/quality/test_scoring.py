@@ -182,6 +182,25 @@ def test_positions_of_a_format_by_layer_read_quantized_tokens_where_any_layer_do
     assert [document.quantized_positions for document in quality.documents] == [512 - 448]
 
 
+def test_positions_of_a_format_in_tiers_miss_a_dropped_token_or_read_a_quantized_one(demo: LoadedModel) -> None:
+    options = replace(SMALL, trials=0, documents=1)
+    names = ["tiers-w448-20-16bit", "tiers-once-w448-20-16bit", "tiers-w448-0-16bit+100-int8", "tiers-w448-20-int8"]
+    found = score(demo, [*names[:1], *names[2:]], options)
+
+    assert [quality.documents[0].quantized_positions for quality in found] == [512 - 448, 512 - 448, 128]
+    with pytest.raises(InputError, match="all tokens that are scored attend to all others in 16 bits"):
+        score(demo, names[1:2], options)  # the prompt's 384 tokens lie in the window, and nothing is dropped later
+
+
+def test_a_format_in_tiers_scores_in_chunks_as_token_by_token(demo: LoadedModel) -> None:
+    options = replace(SMALL, documents=1, trials=0, context_tokens=256)
+    single, chunked = (
+        score(demo, ["tiers-w16-25-k8v4+50-k4v2"], replace(options, chunk_tokens=size))[0] for size in (1, 32)
+    )
+    assert chunked.documents[0].kl == pytest.approx(single.documents[0].kl, rel=5e-2)
+    assert chunked.documents[0].nll == pytest.approx(single.documents[0].nll, rel=1e-3)
+
+
 def test_a_format_of_layers_that_the_model_does_not_have_is_refused(demo: LoadedModel) -> None:
     with pytest.raises(UnsupportedFormatError, match="int4@4=bf16 on demo: no layer 4 among the 4"):
         score(demo, ["int4@4=bf16"], SMALL)
