@@ -249,6 +249,17 @@ def store_numbers(meta, at, scale, minimum, poisoned, mask, T: tl.constexpr):
 
 
 @triton.jit
+def with_token(sizes, source, token, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
+    """Return *sizes*, by plane, with the magnitudes of the one *token*."""
+    PLANES: tl.constexpr = T.planes
+    found = ()
+    for k in tl.static_range(PLANES):
+        x, _ = load_plane(source, token, token >= 0, k, G, T, FLOAT)
+        found = found + (sizes[k] + tl.sum(tl.abs(x), 0),)
+    return found
+
+
+@triton.jit
 def channel_sizes(sources, row, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.constexpr):
     """Return the sums of magnitudes of the channels of a group, by plane; 0 where it is not finite.
 
@@ -256,22 +267,20 @@ def channel_sizes(sources, row, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.cons
     """
     PLANES: tl.constexpr = T.planes
     PLACES: tl.constexpr = T.tokens
+    PADDED: tl.constexpr = T.padded
     ROWS: tl.constexpr = row.shape[0]
+    first = tl.min(row, 0) + tl.zeros([1], tl.int32)
     sizes = ()
-    for _ in tl.static_range(PLANES):
-        sizes = sizes + (tl.zeros([T.padded], tl.float32),)
-    one = tl.zeros([1], tl.int32)
+    for k in tl.static_range(PLANES):
+        sizes = sizes + (tl.zeros([PADDED], tl.float32),)
     for r in range(ROWS):
         for p in tl.static_range(PLACES):
-            source = sources[p]
             if T.outliers > 0:
-                most = tl.sum(tl.where(tl.arange(0, ROWS) == r, source[8], 0.0), 0)
-                source = cut_at(source, most + one.to(tl.float32))
-            added = ()
-            for k in tl.static_range(PLANES):
-                x, _ = load_plane(source, tl.min(row, 0) + r * PLACES + p + one, one == 0, k, G, T, FLOAT)
-                added = added + (sizes[k] + tl.sum(tl.abs(x), 0),)
-            sizes = added
+                most = tl.sum(tl.where(tl.arange(0, ROWS) == r, sources[p][8], 0.0), 0)
+                cut = cut_at(sources[p], most + tl.zeros([1], tl.float32))
+                sizes = with_token(sizes, cut, first + (r * PLACES + p), G, T, FLOAT)
+            else:
+                sizes = with_token(sizes, sources[p], first + (r * PLACES + p), G, T, FLOAT)
     found = ()
     for k in tl.static_range(PLANES):
         found = found + (tl.where(sizes[k] < float("inf"), sizes[k], 0.0),)
@@ -387,6 +396,7 @@ def quantize_tile(
     PLACES: tl.constexpr = T.tokens
     R: tl.constexpr = TILE // PLACES
     PADDED: tl.constexpr = T.padded
+    WORDS: tl.constexpr = T.boost_words
     sources = ()
     for p in tl.static_range(PLACES):
         token = row + p
@@ -411,7 +421,7 @@ def quantize_tile(
             tl.atomic_add(poisons, tl.sum((poisoned & inside).to(tl.int32), 0))
         elif T.channel:
             low, high, boosts = add_channel_codes(low, high, sources[p], fitted, tables, token, inside, p, G, T, FLOAT)
-            for w in tl.static_range(T.boost_words):
+            for w in tl.static_range(WORDS):
                 tl.store(boost_words(meta, slab, token % G.block, w, T), boosts[w], mask=inside)
         else:
             low, high = add_token_codes(
