@@ -271,7 +271,7 @@ def channel_sizes(sources, row, G: tl.constexpr, T: tl.constexpr, FLOAT: tl.cons
     ROWS: tl.constexpr = row.shape[0]
     first = tl.min(row, 0) + tl.zeros([1], tl.int32)
     sizes = ()
-    for k in tl.static_range(PLANES):
+    for _ in tl.static_range(PLANES):
         sizes = sizes + (tl.zeros([PADDED], tl.float32),)
     for r in range(ROWS):
         for p in tl.static_range(PLACES):
