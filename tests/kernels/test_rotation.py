@@ -56,15 +56,17 @@ def test_attention_of_rotated_tensors_is_attention(head_dim: int, seed: int) -> 
 
 
 def test_formats_without_rotation_take_tensors_as_they_are() -> None:
-    def handed(cache: LayerCache, _: None, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return key, value
+    def handed(cache: LayerCache, _: Batch, *new: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return new
 
     called = transforming_append(butterflies)(handed)
     values, short = torch.randn(3, 2, 64), torch.randn(3, 2, 32)
-    plain, rotated = (make_inputs(case(name)).cache for name in ("int8", "had-int8"))
-    assert called(plain, None, values, values)[0] is values
-    assert torch.equal(called(rotated, None, values, values)[0], butterflies(values))
-    assert called(rotated, None, short, values)[0] is short  # for the operation to refuse
+    inputs = {name: make_inputs(case(name)) for name in ("int8", "had-int8")}
+    plain, rotated = (made.cache for made in inputs.values())
+    batch, counts = inputs["int8"].empty, torch.tensor([3], dtype=torch.int32)
+    assert called(plain, batch, values, values, counts)[0] is values
+    assert torch.equal(called(rotated, batch, values, values, counts)[0], butterflies(values))
+    assert called(rotated, batch, short, values, counts)[0] is short  # for the operation to refuse
 
 
 def case(name: str, data: Data = Data.NORMAL) -> Case:
