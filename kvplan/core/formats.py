@@ -159,7 +159,7 @@ def mean_bits(form: ModelFormat, layers: int) -> tuple[float, float]:
         UnsupportedError: The format names layers that are not among them.
 
     >>> mean_bits(read_format("k8v4@0=bf16"), 4)
-    (10, 7)
+    (10.0, 7.0)
     """
     if isinstance(form, TieredFormat):
         return form.bits
