@@ -5,6 +5,7 @@ sinks, so keeping the first tokens in 16 bits gains nothing, and a rotation cost
 """
 
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -86,6 +87,13 @@ def test_a_scale_per_channel_fits_keys_better_before_rope(divergence: dict[str, 
     """The same, section 3.2: int3 keys per channel lose less before RoPE than after it."""
     assert divergence["prerope-kivi-k2v2-g32"] < 0.9 * divergence["kivi-k2v2-g32"]
     assert divergence["kvquant-3"] < 0.8 * divergence["scaled-channel-static-nuq3/nuq3-o1-s1"]
+
+
+def test_tiers_need_their_bits_in_keys(demo: LoadedModel) -> None:
+    """LeanKV/DiffKV, arXiv 2412.03131, at equal bits: K8V4 and K4V2 lose less than K4V8 and K2V4."""
+    names = ["tiers-25-k8v4+50-k4v2", "tiers-25-k4v8+50-k2v4"]
+    keys, values = divergences(demo, names, replace(OPTIONS, documents=2)).values()
+    assert keys < 0.5 * values
 
 
 def test_boosted_channels_help_2_bit_keys(divergence: dict[str, float]) -> None:
