@@ -24,7 +24,13 @@ from kvplan_kernels.decode.outputs_gpu_kernels import (
     zero_planes,
     zero_rows,
 )
-from kvplan_kernels.decode.restored_gpu_kernels import code_values, float_values, restored_scores, turned_operands
+from kvplan_kernels.decode.restored_gpu_kernels import (
+    all_code_values,
+    asked_queries,
+    float_values,
+    restored_scores,
+    turned_operands,
+)
 from kvplan_kernels.decode.scores_gpu_kernels import (
     LOG2_E,
     capped,
@@ -86,12 +92,7 @@ def attend(
     planes = query_planes(query, unit, valid, KEY_PLANES, KEY_WIDTH, KEY_PADDED)
     RESTORES: tl.constexpr = G.restore is not None
     if RESTORES:  # operands are those of a tile
-        WHOLE_HEADS: tl.constexpr = G.restore.rotated
-        ASKED_PLANES: tl.constexpr = 1 if WHOLE_HEADS else KEY_PLANES
-        ASKED_WIDTH: tl.constexpr = D if WHOLE_HEADS else KEY_WIDTH
-        ASKED_PADDED: tl.constexpr = DP if WHOLE_HEADS else KEY_PADDED
-        asked = query_planes(query, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
-        partners = query_planes(query + D, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
+        asked = asked_queries(query, unit, valid, KEY_CODES, G)
     operands = rounded(planes, TYPE, KEY_PLANES)
     low = rests(planes, operands, TYPE, KEY_PLANES)
     sums = row_sums(planes, KEY_PLANES)
@@ -108,9 +109,7 @@ def attend(
             slab = slabs(table, token, start, hi, head, G, ONE_PAGE)
         in_page = start % G.block + J * r if ONE_PAGE else token % G.block
         if RESTORES:
-            cosines, sines = turned_operands(
-                asked, partners, origin + start, head, restore, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED, TYPE, G
-            )
+            turned = turned_operands(asked, origin + start, head, restore, KEY_CODES, TYPE, G)
         elif FOLD:
             operands, low, operand_sums, fold_unit, bias = fold_channels(
                 planes, meta, slab, start % G.block, factor, G, K, ROWS, FLOAT
@@ -131,12 +130,9 @@ def attend(
                 elif j % K.high.tokens == 0:
                     high = word_tiles(codes, slab, (in_page + j) // K.high.tokens, K.high, K, True)
                 if RESTORES:
-                    values = ()
-                    for k in tl.static_range(KEY_PLANES):
-                        value = code_values(
-                            words, high, meta, tables, slab, in_page + j, inside, k, j % KEY_PLACES, G, K, FLOAT, ASM
-                        )
-                        values = values + (value,)
+                    values = all_code_values(
+                        words, high, meta, tables, slab, in_page + j, inside, j % KEY_PLACES, G, FLOAT, ASM
+                    )
                 else:
                     score = code_scores(
                         words, high, operands, low, sums, operand_sums, meta, tables, slab, in_page + j, inside,
@@ -159,9 +155,7 @@ def attend(
                 else:
                     score = float_scores(operands, low, rows, inside, ROWS, PARTS, D, DP) * factor
             if RESTORES:
-                score = factor * restored_scores(
-                    values, cosines, sines, J * r + j, head, restore, KEY_PLANES, KEY_WIDTH, KEY_PADDED, TYPE, G
-                )
+                score = factor * restored_scores(values, turned, J * r + j, head, restore, KEY_CODES, TYPE, G)
             score = capped(score, softcap, CAPPED)
             if MASKED:
                 score = tl.where(sight(at, origin, inside, first, last), score, float("-inf"))

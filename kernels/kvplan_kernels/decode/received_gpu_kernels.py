@@ -3,7 +3,13 @@
 import triton
 import triton.language as tl
 
-from kvplan_kernels.decode.restored_gpu_kernels import code_values, float_values, restored_scores, turned_operands
+from kvplan_kernels.decode.restored_gpu_kernels import (
+    all_code_values,
+    asked_queries,
+    float_values,
+    restored_scores,
+    turned_operands,
+)
 from kvplan_kernels.decode.scores_gpu_kernels import (
     capped,
     code_scores,
@@ -72,19 +78,9 @@ def restored_tile_scores(
     """Return the same, with all that lies beside codes, where keys lie as they were before RoPE."""
     K: tl.constexpr = G.keys
     CODES: tl.constexpr = KEYS == "codes"
-    PLANES: tl.constexpr = K.pieces if CODES else 1
-    WIDTH: tl.constexpr = K.piece if CODES else G.head_dim
-    PADDED: tl.constexpr = K.padded_piece if CODES else G.padded
-    WHOLE_HEADS: tl.constexpr = G.restore.rotated
-    ASKED_PLANES: tl.constexpr = 1 if WHOLE_HEADS else PLANES
-    ASKED_WIDTH: tl.constexpr = G.head_dim if WHOLE_HEADS else WIDTH
-    ASKED_PADDED: tl.constexpr = G.padded if WHOLE_HEADS else PADDED
     TYPE: tl.constexpr = operand_type(FLOAT, K, CODES)
-    asked = query_planes(query, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
-    partners = query_planes(query + G.head_dim, unit, valid, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED)
-    cosines, sines = turned_operands(
-        asked, partners, origin + start, head, restore, ASKED_PLANES, ASKED_WIDTH, ASKED_PADDED, TYPE, G
-    )
+    asked = asked_queries(query, unit, valid, CODES, G)
+    turned = turned_operands(asked, origin + start, head, restore, CODES, TYPE, G)
     if CODES:
         slab = slabs(table, at, start, hi, head, G, G.block % BN == 0)
         in_page = at % G.block
@@ -92,16 +88,13 @@ def restored_tile_scores(
         high = words
         if K.high.bits > 0:
             high = word_tiles(codes, slab, in_page // K.high.tokens, K.high, K, True)
-        values = ()
-        for k in tl.static_range(PLANES):
-            value = code_values(words, high, meta, tables, slab, in_page, inside, k, PLACE, G, K, FLOAT, ASM)
-            values = values + (value,)
+        values = all_code_values(words, high, meta, tables, slab, in_page, inside, PLACE, G, FLOAT, ASM)
     else:
         slab = tl.zeros([1], tl.int64)
         if KEYS == "pages":
             slab = slabs(table, at, start, hi, head, G, G.block % BN == 0)
         values = (float_values(float_rows(source, slab, at, slot, head, G, K, KEYS), inside, G.head_dim, G.padded),)
-    return restored_scores(values, cosines, sines, at - start, head, restore, PLANES, WIDTH, PADDED, TYPE, G)
+    return restored_scores(values, turned, at - start, head, restore, CODES, TYPE, G)
 
 
 @triton.jit

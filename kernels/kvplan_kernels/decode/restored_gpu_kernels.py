@@ -13,7 +13,7 @@ the order of channels are in the operands and the tables.
 import triton
 import triton.language as tl
 
-from kvplan_kernels.decode.scores_gpu_kernels import LEAST_UNIT
+from kvplan_kernels.decode.scores_gpu_kernels import LEAST_UNIT, query_planes
 from kvplan_kernels.gpu.boosts import boost_plane
 from kvplan_kernels.gpu.floats import narrow, product, widen
 from kvplan_kernels.gpu.numbers import level_minimum, level_scale, number_place
@@ -21,6 +21,18 @@ from kvplan_kernels.gpu.outliers import outlier_plane
 from kvplan_kernels.gpu.unpack import offset_of, plane_floats, plane_levels
 
 NEAR = tl.constexpr(256)
+
+
+@triton.constexpr_function
+def stored_shape(g, codes):
+    """Return count, width and padded width of the planes in which keys of *g* come, as codes or as 16-bit rows."""
+    return (g.keys.pieces, g.keys.piece, g.keys.padded_piece) if codes else (1, g.head_dim, g.padded)
+
+
+@triton.constexpr_function
+def asked_shape(g, codes):
+    """Return the same of the queries that meet them: whole heads where keys are rotated back first."""
+    return (1, g.head_dim, g.padded) if g.restore.rotated else stored_shape(g, codes)
 
 
 @triton.jit
@@ -34,11 +46,21 @@ def rotations(table, head, row, mask, channel, G: tl.constexpr):
 
 
 @triton.jit
-def turned_operands(
-    planes, partners, position, head, restore, COUNT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    TYPE: tl.constexpr, G: tl.constexpr,
-):  # fmt: skip
+def asked_queries(query, unit, valid, CODES: tl.constexpr, G: tl.constexpr):
+    """Return the queries of channels and of their partners, by plane, from the pointers *query*."""
+    SHAPE: tl.constexpr = asked_shape(G, CODES)
+    channels = query_planes(query, unit, valid, SHAPE[0], SHAPE[1], SHAPE[2])
+    return channels, query_planes(query + G.head_dim, unit, valid, SHAPE[0], SHAPE[1], SHAPE[2])
+
+
+@triton.jit
+def turned_operands(asked, position, head, restore, CODES: tl.constexpr, TYPE: tl.constexpr, G: tl.constexpr):
     """Return the operands of cosines and of sines for a tile that begins at *position*, by plane, [channels, rows]."""
+    SHAPE: tl.constexpr = asked_shape(G, CODES)
+    COUNT: tl.constexpr = SHAPE[0]
+    WIDTH: tl.constexpr = SHAPE[1]
+    PADDED: tl.constexpr = SHAPE[2]
+    planes, partners = asked
     near, far, _, _ = restore
     cosines = ()
     sines = ()
@@ -78,6 +100,21 @@ def code_values(
         beside = outlier_plane(meta, slab, in_page, inside, k * T.piece, T.piece, T.padded_piece, G, T, FLOAT)
         value += tl.trans(beside)
     return tl.where(inside[:, None], value, 0.0)
+
+
+@triton.jit
+def all_code_values(
+    words, high, meta, tables, slab, in_page, inside, PLACE: tl.constexpr, G: tl.constexpr, FLOAT: tl.constexpr,
+    ASM: tl.constexpr,
+):  # fmt: skip
+    """Return the values of keys, by plane."""
+    COUNT: tl.constexpr = G.keys.pieces
+    found = ()
+    for k in tl.static_range(COUNT):
+        found = found + (
+            code_values(words, high, meta, tables, slab, in_page, inside, k, PLACE, G, G.keys, FLOAT, ASM),
+        )
+    return found
 
 
 @triton.jit
@@ -132,14 +169,13 @@ def unrotated(values, restore, COUNT: tl.constexpr, WIDTH: tl.constexpr, PADDED:
 
 
 @triton.jit
-def restored_scores(
-    values, cosines, sines, row, head, restore, COUNT: tl.constexpr, WIDTH: tl.constexpr, PADDED: tl.constexpr,
-    TYPE: tl.constexpr, G: tl.constexpr,
-):  # fmt: skip
-    """Return the scores of one sub-tile's keys, float32 [tokens, rows], from what is stored of them, by plane.
-
-    Operands are of COUNT planes of WIDTH channels, or of whole heads where these are rotated.
-    """
+def restored_scores(values, operands, row, head, restore, CODES: tl.constexpr, TYPE: tl.constexpr, G: tl.constexpr):
+    """Return the scores of one sub-tile's keys, float32 [tokens, rows], from what is stored of them, by plane."""
+    SHAPE: tl.constexpr = stored_shape(G, CODES)
+    COUNT: tl.constexpr = SHAPE[0]
+    WIDTH: tl.constexpr = SHAPE[1]
+    PADDED: tl.constexpr = SHAPE[2]
+    cosines, sines = operands
     if G.restore.rotated:
         whole = unrotated(values, restore, COUNT, WIDTH, PADDED, TYPE, G)
         score = turned_score(whole, cosines[0], sines[0], row, head, restore, 0, G.head_dim, G.padded, TYPE, G)

@@ -1,6 +1,8 @@
 // Keys that lie as they were before RoPE, made those of the model for one tile at a time, in its 16-bit type.
 #pragma once
 
+constexpr int64_t NEAR_TOKENS = 256; // rows of the near table, and the tokens between two rows of the far one: rope.py
+
 // Columns of sixteen tokens times the rotation of heads: as `rotate_row`, a block for each binary digit of the size.
 INLINE void rotate_columns(KeyRun x, int dim) {
   for (int size = 1 << (31 - __builtin_clz((unsigned)dim)), first = 0; size >= 8; size /= 2) {
@@ -30,8 +32,8 @@ INLINE F restored(const Shape &s, int head, const KeyRun x, int channel) {
 // Turn the channels of a run of tokens from `position` on, and store them as 16-bit values lie.
 void turn_run(const Shape &s, int head, int64_t position, const KeyRun x, uint8_t *to) {
   const kvplan_restore &r = *s.call->restore;
-  const float *far = r.far + kvplan_least(position / 256, r.far_rows - 1) * 2 * s.dim;
-  const float *near = r.near + position % 256 * 2 * s.dim;
+  const float *far = r.far + kvplan_least(position / NEAR_TOKENS, r.far_rows - 1) * 2 * s.dim;
+  const float *near = r.near + position % NEAR_TOKENS * 2 * s.dim;
   KeyRun y;
   for (int a = 0; a < s.dim; a++) {
     const int b = (int)r.partner[a];
